@@ -1,47 +1,42 @@
 //! One history from its seed to its report.
 
+mod cluster;
 mod convergence;
 mod features;
+mod pace;
 mod report;
+mod setting;
 mod shape;
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use knarr_api::k8s_openapi::jiff::Timestamp;
-use knarr_client::{Clock, TokioClock};
-use knarr_control::nodeipam;
-use knarr_kubelet::self_fencing::SelfFencing;
+use knarr_client::TokioClock;
 use tokio::time::{Instant, sleep};
 
 use crate::Mutation;
 use crate::attacher::Attacher;
-use crate::components::{Control, Environment, Node};
+use crate::components::Environment;
 use crate::faults::Faults;
-use crate::fence_agents::{self, Agents};
+use crate::fence_agents::Agents;
 use crate::observer::Observer;
 use crate::progress::{Progress, READINGS};
 use crate::random::{Stream, stream};
 use crate::readers::Reader;
 use crate::script::{Reduction, Script};
-use crate::servers::ApiServer;
-use crate::store::ObservedStore;
-use crate::switches::{Plan, Swarm, Switch, Switches};
+use crate::switches::{Swarm, Switch};
 use crate::trouble::{Streams, Trouble, denied};
 use crate::users::Users;
 use convergence::Convergence;
-use features::{Features, is_about_services};
+pub use pace::Pace;
 pub use report::Report;
-use shape::ClusterShape;
+use setting::Setting;
 
-/// The prefix length of a node's podCIDR: 61 addresses for pods, more than one node ever needs; where an address that
-/// is reused too early is to be found, 5.
-const NODE_PREFIX: u8 = 26;
-const SHORT_NODE_PREFIX: u8 = 29;
-/// For 64 nodes or 512.
-const CLUSTER_CIDR: &str = "10.244.0.0/20";
 /// The time at the beginning of every history.
 pub(crate) const EPOCH: &str = "2026-01-01T00:00:00Z";
+
 /// A history that can be run. See the crate.
 #[derive(Clone, Debug)]
 pub struct Simulation {
@@ -54,17 +49,6 @@ pub struct Simulation {
     story: bool,
     swarm: Swarm,
     replayed: Option<(Arc<Script>, Reduction)>,
-}
-
-/// How close together events are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Pace {
-    /// A few minutes with an event every few seconds, as no real cluster has them: faults overlap.
-    Dense,
-    /// Hours with an event every few minutes, and most faults last for minutes: what only long faults cause (pods
-    /// that are evicted after five minutes, the longest backoffs) happens, and at the end the cluster is observed at
-    /// rest.
-    Slow,
 }
 
 impl Simulation {
@@ -151,9 +135,8 @@ impl Simulation {
         self.mutation.is_some_and(|mutation| mutation.rule() == rule)
     }
 
-    async fn history(self, directory: std::path::PathBuf) -> std::io::Result<Report> {
-        let epoch: Timestamp = EPOCH.parse().map_err(std::io::Error::other)?;
-        let progress = Progress::new(TokioClock::new(epoch));
+    async fn history(self, directory: PathBuf) -> std::io::Result<Report> {
+        let progress = Progress::new(TokioClock::new(epoch()?));
         let began = Instant::now();
         let observer = Arc::new(Observer::new(
             progress.clone(),
@@ -161,100 +144,25 @@ impl Simulation {
             self.story,
             &directory,
         ));
-        let mut chance = stream(self.seed, "simulation");
-        let shape = ClusterShape::draw_at(self.pace, self.seed, &mut chance);
-        let reduction = self.replayed.as_ref().map(|(_, reduction)| reduction.clone());
-        let reduction = reduction.unwrap_or_default();
-        let plan = Plan::new(self.seed, self.swarm, reduction.without);
-        let nodes = self.nodes.unwrap_or(shape.nodes);
-        let nodes = reduction.nodes.map_or(nodes, |most| nodes.min(most.max(1)));
-        let mut streams = Streams::of(self.seed);
-        let mut caring = stream(self.seed, "at most one");
-        let drawn = Features::draw(&self, &plan, shape.rare, &mut streams, &mut caring);
-        let on = drawn.on;
-        let all = Switch::ALL.iter().copied();
-        let off: Switches = all.filter(|switch| !on.has(*switch)).collect();
-        let how = match plan.swarmed() {
-            Some(_) => "swarmed",
-            None => "not swarmed",
-        };
-        observer.remark(&format!("switches ({how}), on: {on}"));
-        observer.remark(&format!("switches, off: {off}"));
-        observer.note(&format!(
-            "{nodes} nodes, {} servers, {} replicas of the controllers",
-            shape.servers,
-            shape.controls.len()
-        ));
+        let mut setting = Setting::draw(&self);
+        setting.record(&observer);
+        let on = setting.features.on;
         let agents = Arc::new(Agents::new(
             observer.clone(),
             stream(self.seed, "fence agents"),
             self.mutation,
         ));
-        let self_fencing = match on.has(Switch::SelfFencing) {
-            true => SelfFencing::AtMostOne,
-            false => SelfFencing::Annotated,
-        };
-        observer.note(&format!("nodes end by themselves: {self_fencing:?}"));
-        observer.set_self_fencing(self_fencing);
-        let mut environment = Environment {
-            seed: self.seed,
-            servers: Arc::default(),
-            observer: observer.clone(),
-            clock: progress.clone(),
-            epoch,
-            directory,
-            mutation: self.mutation,
-            fence_agents: Arc::new(fence_agents::Handle(agents.clone())),
-            fence_agents_allowed: fence_agents::allowed(),
-            self_fencing,
-            proxied: on.has(Switch::Services),
-            networked: on.has(Switch::PodNetwork),
-            staged: on.has(Switch::Staging),
-            named: on.has(Switch::Names),
-            node_ipam: node_ipam(if self.is_sought("N1") {
-                SHORT_NODE_PREFIX
-            } else {
-                NODE_PREFIX
-            })?,
-            on,
-        };
-        let store = on.has_store_faults();
-        // The users' own server never loses a commit's answer: another one is needed.
-        let servers = if store {
-            shape.servers.max(2)
-        } else {
-            shape.servers
-        };
-        if store {
-            observer.keep_commits();
-        }
-        if is_about_services(on) {
-            observer.keep_network_versions();
-        }
-        environment.servers = Arc::new(start_servers(&environment, servers).await?);
-        let controls: Vec<_> = shape
-            .controls
-            .iter()
-            .map(|(name, elected)| Control::new(&environment, name, *elected))
-            .collect();
-        let nodes: Vec<_> = (1..=nodes).map(|n| Node::new(&environment, n)).collect();
-        agents.connect(&nodes);
-        let mut faults = Faults {
-            nodes,
-            controls,
-            servers: environment.servers.clone(),
-            observer: observer.clone(),
-            chance: stream(self.seed, "faults"),
-            lengths: shape.lengths,
+        let mut environment = cluster::environment(&self, on, &observer, &progress, &agents, directory)?;
+        let mut faults = cluster::start(&mut environment, &mut setting, &agents).await?;
+        let Setting {
+            mut chance,
+            shape,
             plan,
-            on,
-            attacher: None,
-        };
-        if on.has(Switch::Upgrade) {
-            faults.begin_with_former(&mut streams.upgrading);
-        }
-        faults.nodes.iter().for_each(|node| node.start());
-        faults.controls.iter().for_each(|control| control.start());
+            mut streams,
+            caring,
+            features,
+            ..
+        } = setting;
         let first = environment.servers.first().and_then(|s| s.admin());
         let admin = first.ok_or_else(|| std::io::Error::other("no API server runs"))?;
         let mut users = Users::new(admin, observer.clone(), stream(self.seed, "users"), plan);
@@ -265,18 +173,13 @@ impl Simulation {
             users,
             faults,
             streams,
-            possible_turns: drawn.possible_turns(shape.pause_millis),
+            possible_turns: features.possible_turns(shape.pause_millis),
             plan,
             began,
             script: Script::default(),
             has_policy: !on.has(Switch::Fencing),
         };
-        let troubled = async {
-            match &self.replayed {
-                Some((script, reduction)) => trouble.play(script, reduction).await,
-                None => trouble.draw(&mut chance, shape.troubled).await,
-            }
-        };
+        let troubled = self.take_turns(&mut trouble, &mut chance, shape.troubled);
         unless_stuck(&progress, &observer, troubled).await?;
         let Trouble {
             mut users,
@@ -289,22 +192,7 @@ impl Simulation {
             let converges = convergence.run(&faults, &mut users, &agents, &readers, shape.rest);
             unless_stuck(&progress, &observer, converges).await?;
         }
-        let Convergence { healed, settled } = convergence;
-        let (digest, events) = observer.digest();
-        Ok(Report {
-            seed: self.seed,
-            digest,
-            events,
-            converged_after: settled - healed,
-            troubled: healed - began,
-            lasted: began.elapsed(),
-            violation: observer.violation(),
-            trace: observer.last_lines(),
-            coverage: observer.coverage().of_one(on),
-            switches: on,
-            nodes: faults.nodes.len(),
-            script,
-        })
+        Ok(self.report(&observer, &convergence, began, &faults, script))
     }
 
     /// What users create before anything else happens; the readers of all servers.
@@ -356,6 +244,48 @@ impl Simulation {
         }
         Ok(readers)
     }
+
+    /// What users do and which faults strike: drawn, or replayed.
+    async fn take_turns(
+        &self,
+        trouble: &mut Trouble,
+        chance: &mut Stream,
+        long: Duration,
+    ) -> std::io::Result<()> {
+        match &self.replayed {
+            Some((script, reduction)) => trouble.play(script, reduction).await,
+            None => trouble.draw(chance, long).await,
+        }
+    }
+
+    fn report(
+        &self,
+        observer: &Observer,
+        convergence: &Convergence,
+        began: Instant,
+        faults: &Faults,
+        script: Script,
+    ) -> Report {
+        let (digest, events) = observer.digest();
+        Report {
+            seed: self.seed,
+            digest,
+            events,
+            converged_after: convergence.settled - convergence.healed,
+            troubled: convergence.healed - began,
+            lasted: began.elapsed(),
+            violation: observer.violation(),
+            trace: observer.last_lines(),
+            coverage: observer.coverage().of_one(faults.on),
+            switches: faults.on,
+            nodes: faults.nodes.len(),
+            script,
+        }
+    }
+}
+
+fn epoch() -> std::io::Result<Timestamp> {
+    EPOCH.parse().map_err(std::io::Error::other)
 }
 
 /// Runs a part of a history; `None` if it stays at one moment, which is a violation.
@@ -382,31 +312,4 @@ fn directory() -> std::io::Result<tempfile::TempDir> {
         .prefix("knarr-sim-")
         .tempdir_in(IN_MEMORY);
     made.or_else(|_| tempfile::tempdir())
-}
-
-async fn start_servers(environment: &Environment, servers: usize) -> std::io::Result<Vec<Arc<ApiServer>>> {
-    let memory = knarr_store::open(knarr_store::Config::Memory).await;
-    let store = Arc::new(ObservedStore {
-        inner: memory.map_err(std::io::Error::other)?,
-        observer: environment.observer.clone(),
-        mutation: environment.mutation,
-        decoded: Arc::default(),
-    });
-    let mut started = Vec::new();
-    for number in 1..=servers {
-        let clock: Arc<dyn Clock> = environment.clock_of(&format!("api-{number}"));
-        started.push(
-            ApiServer::start_new(environment.seed, number, &store, clock, &environment.directory).await?,
-        );
-    }
-    Ok(started)
-}
-
-fn node_ipam(prefix: u8) -> std::io::Result<nodeipam::Config> {
-    let flags = nodeipam::Flags {
-        cluster_cidrs: vec![CLUSTER_CIDR.into()],
-        node_cidr_mask_size_ipv4: prefix,
-        ..nodeipam::Flags::default()
-    };
-    nodeipam::Config::try_from(&flags).map_err(|errors| std::io::Error::other(errors.join(", ")))
 }
