@@ -37,6 +37,16 @@ const VERY_LATE_MILLIS: u64 = 60_000;
 const FAILED_PER_MILLE: u32 = 100;
 const TWICE_PER_MILLE: u32 = 200;
 
+/// Why a volume is not published to a node.
+#[derive(Debug, thiserror::Error)]
+enum PublishError {
+    /// FAILED_PRECONDITION.
+    #[error("volume {volume} is published to another node: {node}")]
+    OtherNode { volume: String, node: String },
+    #[error("the storage does not answer")]
+    Unavailable,
+}
+
 /// The driver's controller service, for volumes without the MULTI_NODE capability.
 #[derive(Default)]
 struct Driver {
@@ -46,11 +56,14 @@ struct Driver {
 
 impl Driver {
     /// ControllerPublishVolume; FAILED_PRECONDITION while the volume is published to another node.
-    fn publish(&mut self, volume: &str, node: &str) -> Result<(), String> {
+    fn publish(&mut self, volume: &str, node: &str) -> Result<(), PublishError> {
         let at = self.published.entry(volume.into()).or_insert_with(|| node.into());
         match at == node {
             true => Ok(()),
-            false => Err(format!("volume {volume} is published to another node: {at}")),
+            false => Err(PublishError::OtherNode {
+                volume: volume.into(),
+                node: at.clone(),
+            }),
         }
     }
 
@@ -200,7 +213,7 @@ impl Attacher {
             attachment = (*api.update_as(attachment).await?).clone();
         }
         let published = match fails {
-            true => Err("the storage does not answer".into()),
+            true => Err(PublishError::Unavailable),
             false => self.state.lock().driver.publish(&volume, &node),
         };
         let status = attachment.status.get_or_insert_default();
@@ -211,7 +224,7 @@ impl Attacher {
             }
             Err(why) => {
                 status.attach_error = Some(VolumeError {
-                    message: Some(why),
+                    message: Some(why.to_string()),
                     ..VolumeError::default()
                 });
             }

@@ -37,6 +37,18 @@ const PLUGINS: [&str; 3] = [
 /// How long [`detach_by_timer`] waits for a node.
 const DETACH_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// Why a disk is not mounted or unmounted.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum MountError {
+    /// A cleanup in between has removed it.
+    #[error("mount point {} does not exist", .0.display())]
+    NoMountPoint(PathBuf),
+    #[error("{} is mounted already", .0.display())]
+    MountedAlready(PathBuf),
+    #[error("{}: not mounted", .0.display())]
+    NotMounted(PathBuf),
+}
+
 /// One host, over its reboots.
 pub(crate) struct NodeHost {
     pub node: String,
@@ -94,22 +106,21 @@ impl NodeHost {
         }
     }
 
-    pub fn mount(&self, disk: &str, at: &Path) -> Result<(), String> {
-        // A cleanup in between has removed the mount point.
+    pub fn mount(&self, disk: &str, at: &Path) -> Result<(), MountError> {
         if !at.is_dir() {
-            return Err(format!("mount point {} does not exist", at.display()));
+            return Err(MountError::NoMountPoint(at.into()));
         }
         let before = self.state.lock().mounts.insert(at.into(), disk.into());
         if before.is_some() {
-            return Err(format!("{} is mounted already", at.display()));
+            return Err(MountError::MountedAlready(at.into()));
         }
         self.observer.opens(disk, &self.mounted(at.into()));
         Ok(())
     }
 
-    pub fn unmount(&self, at: &Path) -> Result<(), String> {
+    pub fn unmount(&self, at: &Path) -> Result<(), MountError> {
         let Some(disk) = self.state.lock().mounts.remove(at) else {
-            return Err(format!("{}: not mounted", at.display()));
+            return Err(MountError::NotMounted(at.into()));
         };
         self.observer.closes(&disk, &self.mounted(at.into()));
         Ok(())

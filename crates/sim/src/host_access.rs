@@ -11,7 +11,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::Mutation;
-use crate::disks::{NodeHost, SERVER};
+use crate::disks::{MountError, NodeHost, SERVER};
 
 /// The exit code of `mount` and `umount` when they fail.
 const FAILED: i32 = 32;
@@ -65,7 +65,7 @@ impl Host for HostAccess {
         );
         let done = self.host.condition.order(async move {
             if let Some(ran) = host.run_staging(&program, &args) {
-                return Ok(Ok(ran));
+                return Ok(ran);
             }
             let (source, at) = match args.as_slice() {
                 [.., source, at] => (source.as_str(), at.as_str()),
@@ -73,30 +73,18 @@ impl Host for HostAccess {
                 [] => ("", ""),
             };
             let disk = source.strip_prefix(SERVER).and_then(|s| s.strip_prefix(':'));
-            let done = match (program.as_str(), disk) {
-                ("mount", Some(disk)) => host.mount(disk, Path::new(at)),
-                ("umount", _) => host.unmount(Path::new(at)),
-                _ => Err(format!("no {program} of {source} here")),
-            };
-            Ok(done.map(|()| CommandOutput {
-                code: Some(0),
-                output: String::new(),
-            }))
+            Ok(match (program.as_str(), disk) {
+                ("mount", Some(disk)) => output_of(host.mount(disk, Path::new(at))),
+                ("umount", _) => output_of(host.unmount(Path::new(at))),
+                _ => failed(format!("no {program} of {source} here")),
+            })
         });
         let done = tokio::select! {
             biased;
             () = self.dead.cancelled() => std::future::pending().await,
             done = done => done,
         };
-        let failed = |output: String| CommandOutput {
-            code: Some(FAILED),
-            output,
-        };
-        Ok(match done {
-            Ok(Ok(ran)) => ran,
-            Ok(Err(why)) => failed(why),
-            Err(error) => failed(error.to_string()),
-        })
+        Ok(done.unwrap_or_else(|error| failed(error.to_string())))
     }
 
     fn is_mounted(&self, at: &Path) -> std::io::Result<bool> {
@@ -145,6 +133,24 @@ impl Host for HostAccess {
         let up = self.host.rate.counted(up);
         let counts_slowly = self.host.mutation == Some(Mutation::FenceItselfLate);
         Some(if counts_slowly { up / 2 } else { up })
+    }
+}
+
+fn failed(output: String) -> CommandOutput {
+    CommandOutput {
+        code: Some(FAILED),
+        output,
+    }
+}
+
+/// What `mount` or `umount` prints, and its exit code.
+fn output_of(done: Result<(), MountError>) -> CommandOutput {
+    match done {
+        Ok(()) => CommandOutput {
+            code: Some(0),
+            output: String::new(),
+        },
+        Err(error) => failed(error.to_string()),
     }
 }
 

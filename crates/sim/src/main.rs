@@ -9,7 +9,7 @@ use std::ops::Range;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, TryFromFloatSecsError};
 
 use clap::Parser;
 use knarr_sim::{
@@ -71,7 +71,7 @@ struct Options {
     #[arg(long)]
     mutations: bool,
     /// Run one mutant
-    #[arg(long, value_name = "NAME", value_parser = mutation, conflicts_with = "mutations")]
+    #[arg(long, value_name = "NAME", conflicts_with = "mutations")]
     mutation: Option<Mutation>,
     /// Print every line of the history
     #[arg(long, requires = "seed", conflicts_with = "seeds")]
@@ -81,7 +81,7 @@ struct Options {
     nodes: Option<u64>,
     /// Only histories of this pace: dense (minutes with an event every few seconds) or slow (hours with an event
     /// every few minutes, and a rest at the end); by default the seed decides
-    #[arg(long, value_name = "PACE", value_parser = pace)]
+    #[arg(long, value_name = "PACE")]
     pace: Option<Pace>,
     /// Rare faults in every history, not only in three of ten: one-way links, replaced machines, clocks that are set,
     /// drained nodes
@@ -94,7 +94,7 @@ struct Options {
     #[arg(long, conflicts_with_all = ["only", "steer"])]
     no_swarm: bool,
     /// Swarm with these switches on and no others (an unknown name prints the list)
-    #[arg(long, value_name = "SWITCHES", value_parser = switches, conflicts_with = "steer")]
+    #[arg(long, value_name = "SWITCHES", conflicts_with = "steer")]
     only: Option<Switches>,
     /// Swarm every history with the switches that make those states likely that the coverage file has seldom or never
     #[arg(long, requires = "coverage_file", conflicts_with_all = ["mutations", "shrink"])]
@@ -122,7 +122,7 @@ struct Options {
     #[arg(long, value_name = "STEPS", group = "reduction")]
     skip: Option<Steps>,
     /// Suppress these features, error rates and faults, with everything else drawn as before
-    #[arg(long, value_name = "SWITCHES", value_parser = switches, group = "reduction")]
+    #[arg(long, value_name = "SWITCHES", group = "reduction")]
     without: Option<Switches>,
     /// Leave out all nodes but the first so many, with everything else drawn as before
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=200), group = "reduction")]
@@ -138,38 +138,30 @@ struct Options {
     quiet: bool,
 }
 
-fn range(text: &str) -> Result<Range<u64>, String> {
-    let bad = || format!("expected A..B with A smaller than B, such as 0..100; found {text:?}");
+/// A text that is no range of seeds.
+#[derive(Debug, thiserror::Error)]
+#[error("expected A..B with A smaller than B, such as 0..100; found {0:?}")]
+struct InvalidRange(String);
+
+fn range(text: &str) -> Result<Range<u64>, InvalidRange> {
+    let bad = || InvalidRange(text.to_string());
     let (from, to) = text.split_once("..").ok_or_else(bad)?;
     let (from, to) = (from.parse().map_err(|_| bad())?, to.parse().map_err(|_| bad())?);
     if from < to { Ok(from..to) } else { Err(bad()) }
 }
 
-fn hours(text: &str) -> Result<Duration, String> {
-    let hours: f64 = text
-        .parse()
-        .map_err(|_| format!("expected hours, such as 0.5; found {text:?}"))?;
-    Duration::try_from_secs_f64(hours * 3600.0).map_err(|e| e.to_string())
+/// A text that is no time in hours.
+#[derive(Debug, thiserror::Error)]
+enum InvalidHours {
+    #[error("expected hours, such as 0.5; found {0:?}")]
+    Number(String),
+    #[error(transparent)]
+    Duration(#[from] TryFromFloatSecsError),
 }
 
-fn pace(text: &str) -> Result<Pace, String> {
-    match text {
-        "dense" => Ok(Pace::Dense),
-        "slow" => Ok(Pace::Slow),
-        _ => Err("expected dense or slow".into()),
-    }
-}
-
-fn switches(text: &str) -> Result<Switches, String> {
-    text.parse()
-}
-
-fn mutation(text: &str) -> Result<Mutation, String> {
-    let mut all = Mutation::ALL.into_iter();
-    all.find(|m| m.name() == text).ok_or_else(|| {
-        let names: Vec<_> = Mutation::ALL.iter().map(|m| m.name()).collect();
-        format!("expected one of {}", names.join(", "))
-    })
+fn hours(text: &str) -> Result<Duration, InvalidHours> {
+    let hours: f64 = text.parse().map_err(|_| InvalidHours::Number(text.to_string()))?;
+    Ok(Duration::try_from_secs_f64(hours * 3600.0)?)
 }
 
 fn main() -> ExitCode {

@@ -4,6 +4,7 @@
 //! the same as the error in the component would be, and no component has a switch for being wrong.
 
 use std::fmt;
+use std::str::FromStr;
 
 use crate::switches::Switch;
 
@@ -348,5 +349,20 @@ impl Mutation {
 impl fmt::Display for Mutation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
+    }
+}
+
+/// There is no mutant of this name.
+#[derive(Debug, thiserror::Error)]
+#[error("expected one of {}", Mutation::ALL.map(Mutation::name).join(", "))]
+pub struct UnknownMutation;
+
+impl FromStr for Mutation {
+    type Err = UnknownMutation;
+
+    fn from_str(name: &str) -> Result<Mutation, UnknownMutation> {
+        let mut all = Mutation::ALL.into_iter();
+        all.find(|mutation| mutation.name() == name)
+            .ok_or(UnknownMutation)
     }
 }

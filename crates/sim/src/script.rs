@@ -113,12 +113,16 @@ impl fmt::Display for Steps {
     }
 }
 
-impl FromStr for Steps {
-    type Err = String;
+/// The part of a list that is no number and no range of numbers.
+#[derive(Debug, thiserror::Error)]
+#[error("expected numbers of steps such as 3,7-20; found {0:?}")]
+pub struct InvalidSteps(String);
 
-    /// The error says what was expected.
-    fn from_str(text: &str) -> Result<Self, String> {
-        let bad = |part: &str| format!("expected numbers of steps such as 3,7-20; found {part:?}");
+impl FromStr for Steps {
+    type Err = InvalidSteps;
+
+    fn from_str(text: &str) -> Result<Self, InvalidSteps> {
+        let bad = |part: &str| InvalidSteps(part.to_string());
         let mut steps = BTreeSet::new();
         for part in text.split(',').map(str::trim).filter(|part| !part.is_empty()) {
             let (first, last) = part.split_once('-').unwrap_or((part, part));

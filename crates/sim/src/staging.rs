@@ -151,7 +151,7 @@ impl NodeHost {
         let disk = self.staging.state.lock().staged.get(Path::new(source)).cloned()?;
         Some(match self.mount(&disk, at) {
             Ok(()) => ran(0, ""),
-            Err(why) => ran(NO_DEVICE, &why),
+            Err(why) => ran(NO_DEVICE, &why.to_string()),
         })
     }
 
@@ -215,7 +215,8 @@ impl NodeHost {
             Err(e) if e.kind() != io::ErrorKind::AlreadyExists => return Err(internal(e.to_string())),
             _ => {}
         }
-        self.mount(&asked.volume_id, target).map_err(internal)?;
+        let mounted = self.mount(&asked.volume_id, target);
+        mounted.map_err(|e| internal(e.to_string()))?;
         self.staging.steps.notify_waiters();
         Ok(csi::Empty {})
     }

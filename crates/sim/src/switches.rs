@@ -253,19 +253,24 @@ impl fmt::Display for Switches {
     }
 }
 
-impl FromStr for Switches {
-    type Err = String;
+/// There is no switch of this name.
+#[derive(Debug, thiserror::Error)]
+#[error("{0:?} is no switch; expected some of {names}", names = names().join(", "))]
+pub struct UnknownSwitch(String);
 
-    /// The error lists all names, if one is unknown.
-    fn from_str(text: &str) -> Result<Self, String> {
+fn names() -> Vec<&'static str> {
+    Switch::ALL.iter().map(|switch| switch.name()).collect()
+}
+
+impl FromStr for Switches {
+    type Err = UnknownSwitch;
+
+    fn from_str(text: &str) -> Result<Self, UnknownSwitch> {
         let names = text.split(',').map(str::trim).filter(|name| !name.is_empty());
         names
             .map(|name| {
                 let found = Switch::ALL.iter().find(|switch| switch.name() == name);
-                found.copied().ok_or_else(|| {
-                    let all: Vec<_> = Switch::ALL.iter().map(|s| s.name()).collect();
-                    format!("{name:?} is no switch; expected some of {}", all.join(", "))
-                })
+                found.copied().ok_or_else(|| UnknownSwitch(name.to_string()))
             })
             .collect()
     }
@@ -342,7 +347,7 @@ mod tests {
         let some = Switches::NONE.with(Switch::Jobs).with(Switch::Drain);
         assert_eq!(some.to_string(), "jobs,drain");
         assert_eq!("drain, jobs".parse::<Switches>().unwrap(), some);
-        let error = "jobs,job".parse::<Switches>().unwrap_err();
+        let error = "jobs,job".parse::<Switches>().unwrap_err().to_string();
         assert!(
             error.contains("\"job\"") && error.contains("deployments"),
             "{error}"
