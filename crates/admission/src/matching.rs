@@ -8,13 +8,22 @@ use k8s_openapi::api::admissionregistration::v1::{
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use knarr_api::kind::Kind;
 use knarr_api::registry;
-use knarr_apimachinery::labels::Selector;
+use knarr_apimachinery::labels::{Selector, SelectorError};
 use serde_json::Value;
 
 use super::Attributes;
 
 /// A namespace's labels; `None` where there is no such namespace.
 pub type NamespaceLabels<'a> = dyn Fn(&str) -> Option<BTreeMap<String, String>> + 'a;
+
+/// Why the match criteria of a policy, a binding or a webhook cannot be applied to a request.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum MatchError {
+    #[error(transparent)]
+    Selector(#[from] SelectorError),
+    #[error("namespaces \"{0}\" not found")]
+    NamespaceNotFound(String),
+}
 
 /// The match criteria of a policy, a binding or a webhook. See the module.
 #[derive(Default)]
@@ -131,7 +140,7 @@ fn matched(rules: &[Rule<'_>], equivalent: bool, request: &Attributes) -> Option
         .find_map(|rule| others.iter().find(|kind| rule.matches(request, kind)).cloned())
 }
 
-fn selector(selector: Option<&LabelSelector>) -> Result<Option<Selector>, String> {
+fn selector(selector: Option<&LabelSelector>) -> Result<Option<Selector>, SelectorError> {
     let selector = selector.map(Selector::from_label_selector).transpose()?;
     Ok(selector.filter(|s| !s.is_everything()))
 }
@@ -145,12 +154,12 @@ fn labels(object: &Value) -> BTreeMap<String, String> {
 }
 
 impl Criteria<'_> {
-    /// The kind by which the request matches, if it does. An error means that the configuration is invalid.
+    /// The kind by which the request matches, if it does.
     pub fn matches(
         &self,
         request: &Attributes,
         namespace_labels: &NamespaceLabels<'_>,
-    ) -> Result<Option<Kind>, String> {
+    ) -> Result<Option<Kind>, MatchError> {
         if matched(&self.exclude, self.equivalent, request).is_some() {
             return Ok(None);
         }
@@ -171,7 +180,7 @@ impl Criteria<'_> {
                 None if request.namespace.is_empty() => true,
                 None => match namespace_labels(&request.namespace) {
                     Some(labels) => selector.matches(Some(&labels)),
-                    None => return Err(format!("namespaces \"{}\" not found", request.namespace)),
+                    None => return Err(MatchError::NamespaceNotFound(request.namespace.clone())),
                 },
             };
             if !fits {

@@ -313,6 +313,8 @@ impl Display for ErrorList {
     }
 }
 
+impl std::error::Error for ErrorList {}
+
 #[cfg(test)]
 mod tests {
     use super::quoted;

@@ -46,12 +46,27 @@ pub struct Requirement {
     bound: i64,
 }
 
-/// One or several errors, worded as apimachinery's aggregate.
-fn aggregate(errors: ErrorList) -> Result<(), String> {
+/// Why a label selector is invalid, worded as apimachinery's errors.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SelectorError {
+    /// The errors of one requirement.
+    #[error(transparent)]
+    Requirement(ErrorList),
+    #[error("{0:?} is not a valid label selector operator")]
+    Operator(String),
+    #[error("found '{found}', expected: {expected}")]
+    Unexpected { found: String, expected: &'static str },
+    #[error("found '{0}' expected: '('")]
+    NoValueList(String),
+    #[error("unable to parse requirement: {0}")]
+    Parse(#[source] Box<SelectorError>),
+}
+
+fn checked(errors: ErrorList) -> Result<(), SelectorError> {
     if errors.is_empty() {
         Ok(())
     } else {
-        Err(errors.to_string())
+        Err(SelectorError::Requirement(errors))
     }
 }
 
@@ -69,8 +84,8 @@ fn list(values: &[String]) -> serde_json::Value {
 }
 
 impl Requirement {
-    /// A validated requirement; the errors are worded as apimachinery's.
-    pub fn new(key: &str, operator: Operator, values: Vec<String>) -> Result<Self, String> {
+    /// A validated requirement.
+    pub fn new(key: &str, operator: Operator, values: Vec<String>) -> Result<Self, SelectorError> {
         use Operator::*;
         let mut errors = ErrorList::new();
         let mut bound = 0;
@@ -116,7 +131,7 @@ impl Requirement {
                 ));
             }
         }
-        aggregate(errors)?;
+        checked(errors)?;
         Ok(Requirement {
             key: key.to_string(),
             operator,
@@ -126,13 +141,13 @@ impl Requirement {
     }
 
     /// Rejects an invalid label key at `field`.
-    pub(super) fn check_key(key: &str, field: &str) -> Result<(), String> {
+    pub(super) fn check_key(key: &str, field: &str) -> Result<(), SelectorError> {
         let mut errors = ErrorList::new();
         let bad_key = names::qualified_name(key);
         if !bad_key.is_empty() {
             errors.push(invalid(field, key, bad_key.join("; ")));
         }
-        aggregate(errors)
+        checked(errors)
     }
 
     pub fn key(&self) -> &str {
@@ -194,14 +209,14 @@ pub struct Selector {
 }
 
 impl Selector {
-    /// Parses `app=web,tier in (a,b),!legacy`; the error is worded as apimachinery's.
-    pub fn parse(text: &str) -> Result<Self, String> {
+    /// Parses `app=web,tier in (a,b),!legacy`.
+    pub fn parse(text: &str) -> Result<Self, SelectorError> {
         syntax::parse(text).map(Self::of)
     }
 
     /// From an object's selector field. An empty selector matches everything, as in the API; callers for whom
     /// an absent one matches nothing check that themselves.
-    pub fn from_label_selector(selector: &LabelSelector) -> Result<Self, String> {
+    pub fn from_label_selector(selector: &LabelSelector) -> Result<Self, SelectorError> {
         let mut requirements = Vec::new();
         for (key, value) in selector.match_labels.iter().flatten() {
             requirements.push(Requirement::new(key, Operator::Equals, vec![value.clone()])?);
@@ -212,7 +227,7 @@ impl Selector {
                 "NotIn" => Operator::NotIn,
                 "Exists" => Operator::Exists,
                 "DoesNotExist" => Operator::DoesNotExist,
-                other => return Err(format!("{other:?} is not a valid label selector operator")),
+                other => return Err(SelectorError::Operator(other.to_string())),
             };
             let values = expression.values.clone().unwrap_or_default();
             requirements.push(Requirement::new(&expression.key, operator, values)?);

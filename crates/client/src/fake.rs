@@ -95,7 +95,7 @@ impl Filter {
     fn new(kind: &Kind, namespace: &str, labels: &str, fields: &str) -> Result<Self> {
         Ok(Filter {
             namespace: namespace.to_string(),
-            labels: labels::Selector::parse(labels).map_err(Error::bad_request)?,
+            labels: labels::Selector::parse(labels).map_err(|e| Error::bad_request(e.to_string()))?,
             fields: fields::Selector::parse(kind, fields)?,
         })
     }

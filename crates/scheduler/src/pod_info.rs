@@ -12,7 +12,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use k8s_openapi::jiff::Timestamp;
 use knarr_api::k8s_openapi;
 use knarr_api::{ObjectKey, Shared};
-use knarr_apimachinery::labels::Selector;
+use knarr_apimachinery::labels::{Selector, SelectorError};
 
 use crate::pod_volumes::PodVolumes;
 use crate::resources::Requests;
@@ -47,15 +47,8 @@ pub fn selects(selector: &OptionalSelector, labels: Option<&Labels>) -> bool {
     selector.as_ref().is_some_and(|s| s.matches(labels))
 }
 
-/// A label selector of a pod's constraint or term is invalid.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0}")]
-pub struct InvalidSelector(String);
-
-fn selector(of: Option<&LabelSelector>) -> Result<OptionalSelector, InvalidSelector> {
-    of.map(Selector::from_label_selector)
-        .transpose()
-        .map_err(InvalidSelector)
+fn selector(of: Option<&LabelSelector>) -> Result<OptionalSelector, SelectorError> {
+    of.map(Selector::from_label_selector).transpose()
 }
 
 /// One topology spread constraint, parsed.
@@ -75,7 +68,7 @@ impl SpreadConstraint {
     pub fn read(
         constraint: &TopologySpreadConstraint,
         labels: Option<&Labels>,
-    ) -> Result<Self, InvalidSelector> {
+    ) -> Result<Self, SelectorError> {
         let mut of = constraint.label_selector.clone();
         if let Some(of) = &mut of {
             for key in constraint.match_label_keys.iter().flatten() {
@@ -114,7 +107,7 @@ pub struct AffinityTerm {
 }
 
 impl AffinityTerm {
-    fn read(term: &PodAffinityTerm, weight: i32, namespace: &str) -> Result<Self, InvalidSelector> {
+    fn read(term: &PodAffinityTerm, weight: i32, namespace: &str) -> Result<Self, SelectorError> {
         let named = term.namespaces.iter().flatten().cloned();
         let mut namespaces: BTreeSet<String> = named.collect();
         if namespaces.is_empty() && term.namespace_selector.is_none() {
@@ -158,12 +151,12 @@ impl AffinityTerms {
             && self.preferred_anti.is_empty()
     }
 
-    fn read(affinity: Option<&Affinity>, namespace: &str) -> Result<Self, InvalidSelector> {
-        let one = |terms: &Option<Vec<PodAffinityTerm>>| -> Result<Vec<AffinityTerm>, InvalidSelector> {
+    fn read(affinity: Option<&Affinity>, namespace: &str) -> Result<Self, SelectorError> {
+        let one = |terms: &Option<Vec<PodAffinityTerm>>| -> Result<Vec<AffinityTerm>, SelectorError> {
             let terms = terms.iter().flatten();
             terms.map(|t| AffinityTerm::read(t, 0, namespace)).collect()
         };
-        let weighted = |terms: &Option<Vec<WeightedPodAffinityTerm>>| -> Result<Vec<_>, InvalidSelector> {
+        let weighted = |terms: &Option<Vec<WeightedPodAffinityTerm>>| -> Result<Vec<_>, SelectorError> {
             let terms = terms.iter().flatten();
             terms
                 .map(|t| AffinityTerm::read(&t.pod_affinity_term, t.weight, namespace))
@@ -195,8 +188,8 @@ pub struct PodClass {
     pub host_ports: Vec<HostPort>,
     pub priority: i32,
     /// Its own constraints.
-    pub spread: Result<Vec<SpreadConstraint>, InvalidSelector>,
-    pub affinity: Result<AffinityTerms, InvalidSelector>,
+    pub spread: Result<Vec<SpreadConstraint>, SelectorError>,
+    pub affinity: Result<AffinityTerms, SelectorError>,
     /// Images of all containers, with their tag.
     pub images: Vec<String>,
     pub image_volumes: Vec<String>,

@@ -501,7 +501,7 @@ impl<'de> Deserializer<'de> for &mut Reader<'de> {
             )));
         }
         let text = self.string()?;
-        let text = time::normal(&text, layout).map_err(|e| self.error(e))?;
+        let text = time::normal(&text, layout).map_err(|e| self.error(e.to_string()))?;
         visitor
             .visit_newtype_struct(CowStrDeserializer::<Error>::new(text))
             .map_err(|e| self.error(e.message()))

@@ -32,15 +32,33 @@ pub fn is_zero(text: &str) -> bool {
     fraction.is_some_and(|rest| rest.bytes().all(|b| matches!(b, b'.' | b'0' | b'Z')))
 }
 
+/// Why a text is no time.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum TimeError<'a> {
+    #[error("parsing time {text:?} as {layout:?}: cannot parse {rest:?} as {element:?}")]
+    Element {
+        text: &'a str,
+        layout: &'static str,
+        rest: &'a str,
+        element: &'static str,
+    },
+    #[error("parsing time {text:?} as {layout:?}: extra text: {extra:?}")]
+    Extra {
+        text: &'a str,
+        layout: &'static str,
+        extra: &'a str,
+    },
+    #[error("parsing time {0:?}: day out of range")]
+    Day(&'a str),
+}
+
 /// Checks `text` against `layout` and returns it in UTC, truncated to the layout's precision.
-pub(super) fn normal<'a>(text: &'a str, layout: &'static str) -> Result<Cow<'a, str>, String> {
+pub(super) fn normal<'a>(text: &'a str, layout: &'static str) -> Result<Cow<'a, str>, TimeError<'a>> {
     if is_normal(text.as_bytes(), layout) {
         return Ok(Cow::Borrowed(text));
     }
-    check(text, layout).map_err(|why| format!("parsing time {text:?} as {layout:?}: {why}"))?;
-    let time: Timestamp = text
-        .parse()
-        .map_err(|_| format!("parsing time {text:?}: day out of range"))?;
+    check(text, layout)?;
+    let time: Timestamp = text.parse().map_err(|_| TimeError::Day(text))?;
     let form = if layout == SECONDS {
         "%Y-%m-%dT%H:%M:%SZ"
     } else {
@@ -77,8 +95,19 @@ fn is_normal(text: &[u8], layout: &str) -> bool {
 }
 
 /// Compares both; at the first difference returns Go's error about it.
-fn check(text: &str, layout: &str) -> Result<(), String> {
-    let cannot = |rest: &str, element: &str| Err(format!("cannot parse {rest:?} as {element:?}"));
+fn check<'a>(text: &'a str, layout: &'static str) -> Result<(), TimeError<'a>> {
+    let cannot = |rest, element| {
+        Err(TimeError::Element {
+            text,
+            layout,
+            rest,
+            element,
+        })
+    };
+    let nothing_after = |extra: &'a str| match extra {
+        "" => Ok(()),
+        extra => Err(TimeError::Extra { text, layout, extra }),
+    };
     let mut rest = text;
     for element in ["2006", "-", "01", "-", "02", "T", "15", ":", "04", ":", "05"] {
         if element.starts_with(|c: char| c.is_ascii_digit()) {
@@ -112,11 +141,7 @@ fn check(text: &str, layout: &str) -> Result<(), String> {
         }
     }
     if let Some(after) = rest.strip_prefix('Z') {
-        return if after.is_empty() {
-            Ok(())
-        } else {
-            Err(format!("extra text: {after:?}"))
-        };
+        return nothing_after(after);
     }
     let zone = rest.as_bytes();
     let numeric = zone.len() >= 6
@@ -125,8 +150,7 @@ fn check(text: &str, layout: &str) -> Result<(), String> {
         && [1, 2, 4, 5].iter().all(|i| zone[*i].is_ascii_digit());
     match numeric {
         false => cannot(rest, "Z07:00"),
-        true if zone.len() > 6 => Err(format!("extra text: {:?}", &rest[6..])),
-        true => Ok(()),
+        true => nothing_after(&rest[6..]),
     }
 }
 

@@ -3,7 +3,7 @@
 //! What it accepts and its errors are those of apimachinery (`labels.Parse`), byte for byte:
 //! clients show these messages. Never panics and never recurses, whatever the text.
 
-use super::{Operator, Requirement};
+use super::{Operator, Requirement, SelectorError};
 
 /// The tokens that are expected in place of an operator.
 const OPERATORS: &str = "in, notin, =, ==, !=, gt, lt";
@@ -83,8 +83,15 @@ fn as_identifier((token, text): (Token, &str)) -> (Token, &str) {
     }
 }
 
+fn unexpected<T>(found: &str, expected: &'static str) -> Result<T, SelectorError> {
+    Err(SelectorError::Unexpected {
+        found: found.to_string(),
+        expected,
+    })
+}
+
 /// All requirements of a selector, in the order written.
-pub(super) fn parse(text: &str) -> Result<Vec<Requirement>, String> {
+pub(super) fn parse(text: &str) -> Result<Vec<Requirement>, SelectorError> {
     let mut lexer = Lexer { rest: text };
     let ahead = lexer.next();
     Parser { lexer, ahead }.selector()
@@ -100,43 +107,39 @@ impl<'a> Parser<'a> {
         std::mem::replace(&mut self.ahead, next)
     }
 
-    fn selector(&mut self) -> Result<Vec<Requirement>, String> {
+    fn selector(&mut self) -> Result<Vec<Requirement>, SelectorError> {
         let mut requirements = Vec::new();
         match self.peek() {
             (Token::Identifier | Token::Not, _) => {}
             (Token::End, _) => return Ok(requirements),
-            (_, found) => {
-                return Err(format!(
-                    "found '{found}', expected: !, identifier, or 'end of string'"
-                ));
-            }
+            (_, found) => return unexpected(found, "!, identifier, or 'end of string'"),
         }
         loop {
             let requirement = self
                 .requirement()
-                .map_err(|e| format!("unable to parse requirement: {e}"))?;
+                .map_err(|e| SelectorError::Parse(Box::new(e)))?;
             requirements.push(requirement);
             match self.advance() {
                 (Token::End, _) => return Ok(requirements),
                 (Token::Comma, _) => {
                     let (token, found) = self.peek();
                     if !matches!(token, Token::Identifier | Token::Not) {
-                        return Err(format!("found '{found}', expected: identifier after ','"));
+                        return unexpected(found, "identifier after ','");
                     }
                 }
-                (_, found) => return Err(format!("found '{found}', expected: ',' or 'end of string'")),
+                (_, found) => return unexpected(found, "',' or 'end of string'"),
             }
         }
     }
 
-    fn requirement(&mut self) -> Result<Requirement, String> {
+    fn requirement(&mut self) -> Result<Requirement, SelectorError> {
         let mut token = as_identifier(self.advance());
         let negated = token.0 == Token::Not;
         if negated {
             token = as_identifier(self.advance());
         }
         let (Token::Identifier, key) = token else {
-            return Err(format!("found '{}', expected: identifier", token.1));
+            return unexpected(token.1, "identifier");
         };
         Requirement::check_key(key, "<nil>")?;
         if negated {
@@ -147,7 +150,7 @@ impl<'a> Parser<'a> {
         }
         let operator = match self.advance() {
             (Token::Op(operator), _) => operator,
-            (_, found) => return Err(format!("found '{found}', expected: {OPERATORS}")),
+            (_, found) => return unexpected(found, OPERATORS),
         };
         let values = match operator {
             Operator::In | Operator::NotIn => self.value_list()?,
@@ -156,21 +159,21 @@ impl<'a> Parser<'a> {
         Requirement::new(key, operator, values)
     }
 
-    fn exact_value(&mut self) -> Result<String, String> {
+    fn exact_value(&mut self) -> Result<String, SelectorError> {
         if matches!(self.peek().0, Token::End | Token::Comma) {
             return Ok(String::new());
         }
         match as_identifier(self.advance()) {
             (Token::Identifier, value) => Ok(value.to_string()),
-            (_, found) => Err(format!("found '{found}', expected: identifier")),
+            (_, found) => unexpected(found, "identifier"),
         }
     }
 
     /// `(a,b)`, sorted and without repetition. An omitted value is the empty one: `()`, `(,a)`, `(a,)`, `(a,,b)`.
-    fn value_list(&mut self) -> Result<Vec<String>, String> {
+    fn value_list(&mut self) -> Result<Vec<String>, SelectorError> {
         match self.advance() {
             (Token::Open, _) => {}
-            (_, found) => return Err(format!("found '{found}' expected: '('")),
+            (_, found) => return Err(SelectorError::NoValueList(found.to_string())),
         }
         let mut values = std::collections::BTreeSet::new();
         match self.peek() {
@@ -179,7 +182,7 @@ impl<'a> Parser<'a> {
                 self.advance();
                 return Ok(vec![String::new()]);
             }
-            (_, found) => return Err(format!("found '{found}', expected: ',', ')' or identifier")),
+            (_, found) => return unexpected(found, "',', ')' or identifier"),
         }
         loop {
             match as_identifier(self.advance()) {
@@ -188,7 +191,7 @@ impl<'a> Parser<'a> {
                     match self.peek() {
                         (Token::Comma, _) => {}
                         (Token::Close, _) => break,
-                        (_, found) => return Err(format!("found '{found}', expected: ',' or ')'")),
+                        (_, found) => return unexpected(found, "',' or ')'"),
                     }
                 }
                 (Token::Comma, _) => {
@@ -200,7 +203,7 @@ impl<'a> Parser<'a> {
                         break;
                     }
                 }
-                (_, found) => return Err(format!("found '{found}', expected: ',', or identifier")),
+                (_, found) => return unexpected(found, "',', or identifier"),
             }
         }
         self.advance();

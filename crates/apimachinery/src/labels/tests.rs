@@ -94,14 +94,14 @@ fn errors_are_worded_as_apimachinerys() {
             "unable to parse requirement: <nil>: Invalid value: \"/a\": prefix part must be non-empty",
         ),
     ] {
-        assert_eq!(Selector::parse(text), Err(message.to_string()), "{text}");
+        assert_eq!(Selector::parse(text).unwrap_err().to_string(), message, "{text}");
     }
     let long = "v".repeat(64);
     assert_eq!(
-        Selector::parse(&format!("a={long}")),
-        Err(format!(
+        Selector::parse(&format!("a={long}")).unwrap_err().to_string(),
+        format!(
             "unable to parse requirement: values[0][a]: Invalid value: \"{long}\": must be no more than 63 bytes"
-        ))
+        )
     );
 }
 
@@ -153,7 +153,8 @@ fn an_invalid_label_selector_is_rejected() {
             match_expressions: Some(vec![expression]),
             ..LabelSelector::default()
         };
-        assert_eq!(Selector::from_label_selector(&selector), Err(message.to_string()));
+        let error = Selector::from_label_selector(&selector).unwrap_err();
+        assert_eq!(error.to_string(), message);
     }
 }
 

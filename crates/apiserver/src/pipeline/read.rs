@@ -82,7 +82,8 @@ impl Pipeline {
         Ok(Filter {
             kind: kind.clone(),
             namespace: namespace.to_string(),
-            labels: labels::Selector::parse(&q.label_selector).map_err(Error::bad_request)?,
+            labels: labels::Selector::parse(&q.label_selector)
+                .map_err(|e| Error::bad_request(e.to_string()))?,
             fields: fields::Selector::parse(kind, &q.field_selector)?,
         })
     }

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, PersistentVolumeClaimSpec};
 use knarr_api::k8s_openapi;
-use knarr_apimachinery::labels::Selector;
+use knarr_apimachinery::labels::{Selector, SelectorError};
 use knarr_apimachinery::quantity::Quantity;
 
 use super::{STORAGE, class_of_claim, class_of_volume, is_for, volume_phase};
@@ -34,7 +34,7 @@ pub fn mismatch(volume: &PersistentVolume, claim: &PersistentVolumeClaim) -> Opt
 /// A claim's label selector that is invalid; shown in an event.
 #[derive(Debug, thiserror::Error)]
 #[error("the claim's selector does not parse: {0}")]
-pub struct InvalidSelector(String);
+pub struct InvalidSelector(#[source] SelectorError);
 
 /// The volume for a claim that names none: the one that is reserved for it, else (unless the scheduler selects it) of those that
 /// match and have the fewest access modes the smallest.

@@ -4,10 +4,12 @@
 //! For one class of pods the matching pods are counted in each domain; the counts are updated node by node
 //! ([`InterPodAffinity::refresh`]), so that no decision iterates over pods.
 
+use knarr_apimachinery::labels::SelectorError;
+
 use super::{MAX_NODE_SCORE, UnschedulableStatus};
 use crate::cluster::{Cluster, ColumnId, NO_VALUE, NodeIndex};
 use crate::node_info::NodeInfo;
-use crate::pod_info::{AffinityTerm, AffinityTerms, InvalidSelector, PodClass};
+use crate::pod_info::{AffinityTerm, AffinityTerms, PodClass};
 use crate::profile::Profile;
 use crate::verdict::FEASIBLE;
 
@@ -102,7 +104,7 @@ pub struct InterPodAffinity {
 /// Why PreFilter rejects the pod.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("parsing pod: {0}")]
-pub struct InvalidTerm(#[source] InvalidSelector);
+pub struct InvalidTerm(#[source] SelectorError);
 
 impl InterPodAffinity {
     pub fn new(profile: &Profile, cluster: &mut Cluster, pod: &PodClass) -> Result<Self, InvalidTerm> {

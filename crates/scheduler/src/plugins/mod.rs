@@ -24,9 +24,11 @@ pub mod volume_zone;
 
 use std::borrow::Cow;
 
+use knarr_apimachinery::labels::SelectorError;
+
 use crate::dynamic_resources::AllocationError;
 use crate::node_info::NodeInfo;
-use crate::pod_info::{InvalidSelector, PodClass};
+use crate::pod_info::PodClass;
 use crate::profile::Profile;
 
 /// The best score of one plugin on one node.
@@ -85,7 +87,7 @@ pub enum PreFilterError {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PluginError {
     #[error(transparent)]
-    PodTopologySpread(InvalidSelector),
+    PodTopologySpread(SelectorError),
     #[error("running PreFilter plugin {name:?}: {0}", name = volume_binding::NAME)]
     VolumeBinding(#[source] volume_binding::VolumeBindingError),
     #[error("running {name:?} filter plugin: {0}", name = dynamic_resources::NAME)]

@@ -6,12 +6,14 @@
 
 use std::collections::BTreeMap;
 
+use knarr_apimachinery::labels::SelectorError;
+
 use super::node_affinity::meets_required;
 use super::taint_toleration::untolerated;
 use super::{MAX_NODE_SCORE, UnschedulableStatus};
 use crate::cluster::{Cluster, ColumnId, NO_VALUE, NodeIndex};
 use crate::node_info::NodeInfo;
-use crate::pod_info::{InvalidSelector, PodClass, SpreadConstraint, selects};
+use crate::pod_info::{PodClass, SpreadConstraint, selects};
 use crate::profile::Profile;
 use crate::verdict::FEASIBLE;
 
@@ -124,8 +126,8 @@ pub struct Spread {
 
 impl Spread {
     /// Those of the pod, or the default ones.
-    pub fn new(profile: &Profile, cluster: &mut Cluster, pod: &PodClass) -> Result<Self, InvalidSelector> {
-        let own = pod.spread.as_ref().map_err(InvalidSelector::clone)?;
+    pub fn new(profile: &Profile, cluster: &mut Cluster, pod: &PodClass) -> Result<Self, SelectorError> {
+        let own = pod.spread.as_ref().map_err(SelectorError::clone)?;
         let mut read = own.clone();
         if own.is_empty()
             && !profile.spread.default_constraints.is_empty()

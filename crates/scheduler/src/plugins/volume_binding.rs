@@ -10,7 +10,7 @@ use k8s_openapi::api::storage::v1::StorageClass;
 use k8s_openapi::jiff::SignedDuration;
 use knarr_api::Shared;
 use knarr_api::k8s_openapi;
-use knarr_apimachinery::labels::Selector;
+use knarr_apimachinery::labels::{Selector, SelectorError};
 use knarr_apimachinery::quantity::Quantity;
 
 use super::{PluginError, PreFilterError, UnschedulableStatus, node_affinity};
@@ -103,11 +103,11 @@ enum ClaimError {
 pub enum VolumeBindingError {
     #[error("VolumeBindingMode not set for StorageClass {0:?}")]
     NoBindingMode(String),
-    #[error("error creating internal label selector for claim: {namespace}/{name}: {error}")]
+    #[error("error creating internal label selector for claim: {namespace}/{name}: {source}")]
     Selector {
         namespace: String,
         name: String,
-        error: String,
+        source: SelectorError,
     },
 }
 
@@ -207,10 +207,10 @@ impl Unbound {
         let spec = claim.spec.as_ref();
         let selector = spec.and_then(|s| s.selector.as_ref());
         let selector = selector.map(Selector::from_label_selector).transpose();
-        let selector = selector.map_err(|error| VolumeBindingError::Selector {
+        let selector = selector.map_err(|source| VolumeBindingError::Selector {
             namespace: claim.object().namespace().to_string(),
             name: claim.object().name().to_string(),
-            error,
+            source,
         })?;
         let mut given = None;
         let mut candidates = Vec::new();

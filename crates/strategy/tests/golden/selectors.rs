@@ -22,7 +22,8 @@ fn every_recorded_selector_is_accepted_or_rejected_as_kubernetes_does() {
                 continue;
             };
             let answers = [
-                parameter(step, "labelSelector").map(|text| labels::Selector::parse(text).map(drop)),
+                parameter(step, "labelSelector")
+                    .map(|text| labels::Selector::parse(text).map(drop).map_err(|e| e.to_string())),
                 parameter(step, "fieldSelector").map(|text| {
                     fields::Selector::parse(kind, text)
                         .map(drop)

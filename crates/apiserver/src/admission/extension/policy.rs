@@ -9,12 +9,12 @@ use k8s_openapi::api::admissionregistration::v1::{
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::StatusCause;
 use knarr_admission::Attributes;
-use knarr_admission::matching::Criteria;
+use knarr_admission::matching::{Criteria, MatchError};
 use knarr_admission::policy::{Input, MutatingPolicy, ValidatingPolicy};
 use knarr_api::registry::{self, Registered};
 use knarr_api::{Kind, Object, k8s_openapi};
 use knarr_apimachinery::Error;
-use knarr_apimachinery::labels::Selector;
+use knarr_apimachinery::labels::{Selector, SelectorError};
 use knarr_cel::Authorizer;
 use serde_json::{Value, json};
 use tokio::time::Instant;
@@ -46,16 +46,16 @@ struct PolicyDenial {
 #[derive(Debug, thiserror::Error)]
 enum ConfigurationError {
     /// Its matchConstraints or matchResources.
-    #[error("{0}")]
-    Match(String),
+    #[error(transparent)]
+    Match(MatchError),
     #[error("paramKind kind `&ParamKind{{APIVersion:{version},Kind:{kind},}}` not known")]
     UnknownParamKind { version: String, kind: String },
     #[error("paramRef.namespace must not be provided for a cluster-scoped `paramKind`")]
     ParamNamespace,
     #[error("cannot use namespaced paramRef in policy binding that matches cluster-scoped resources")]
     NoParamNamespace,
-    #[error("{0}")]
-    ParamSelector(String),
+    #[error(transparent)]
+    ParamSelector(SelectorError),
     #[error("one of name or selector must be provided")]
     NoParamReference,
     #[error("no params found for policy binding with `Deny` parameterNotFoundAction")]
