@@ -9,43 +9,66 @@ use environment::{Composition, OptionalVariables};
 use knarr_api::kind::Kind;
 use knarr_api::managed_fields;
 use knarr_api::patch;
+use knarr_apimachinery::Error;
 use knarr_cel::check::Environment;
 use knarr_cel::meter::{BUDGET, CONDITIONS_BUDGET};
 use knarr_cel::{
-    AttributesRecord, Authorizer, AuthorizerValue, Cel, EvaluationError, MESSAGE_MAX_BYTES, Program, Scope,
-    Variables, compile, of_json, to_json,
+    AttributesRecord, Authorizer, AuthorizerValue, Cel, CompileError, EvaluationError, MESSAGE_MAX_BYTES,
+    Program, Scope, Variables, compile, of_json, to_json,
 };
 
 pub mod environment;
 pub mod type_checking;
 
-/// An expression with its program, or why it does not compile.
+/// Why a policy, or the match conditions of a webhook, cannot be evaluated: as the response to the request contains it.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum PolicyError {
+    #[error("compilation error: compilation failed: {0}")]
+    Compile(#[source] CompileError),
+    /// All expressions together cost too much.
+    #[error(transparent)]
+    Budget(EvaluationError),
+    #[error("expression '{text}' resulted in error: {source}")]
+    Evaluate { text: String, source: EvaluationError },
+    /// The errors of several match conditions.
+    #[error("[{}]", .0.iter().map(PolicyError::to_string).collect::<Vec<_>>().join(", "))]
+    Conditions(Vec<PolicyError>),
+    #[error("unsupported patch type {0:?}")]
+    PatchType(String),
+    #[error("error applying patch: must evaluate to Object")]
+    NotAnObject,
+    /// The errors of its fields.
+    #[error("error applying patch: {}", .0.join("; "))]
+    Apply(Vec<String>),
+    #[error("error applying JSON patch: must evaluate to []JSONPatch")]
+    NotAJsonPatch,
+    #[error("error applying JSON patch: {0}")]
+    JsonPatch(#[source] Error),
+}
+
+/// An expression with its program.
 #[derive(Clone, Debug)]
 struct Expression {
     text: String,
-    program: Result<Arc<Program>, String>,
+    program: Result<Arc<Program>, CompileError>,
 }
 
 impl Expression {
     fn new(text: &str, environment: &Environment) -> Self {
-        let compiled = compile(text, environment);
         Expression {
             text: text.to_string(),
-            program: compiled
-                .map(|compiled| compiled.program)
-                .map_err(|why| format!("compilation failed: {why}")),
+            program: compile(text, environment).map(|compiled| compiled.program),
         }
     }
 
-    /// The value, or the error as the response to the request contains it.
-    fn run(&self, scope: &Scope<'_>, budget: &mut Budget) -> Result<Cel, String> {
-        let program = self
-            .program
-            .as_ref()
-            .map_err(|why| format!("compilation error: {why}"))?;
-        let found = program.run(scope);
-        budget.charge(scope.cost()).map_err(|e| e.to_string())?;
-        found.map_err(|why| format!("expression '{}' resulted in error: {why}", self.text))
+    fn run(&self, scope: &Scope<'_>, budget: &mut Budget) -> Result<Cel, PolicyError> {
+        let program = self.program.as_ref();
+        let found = program.map_err(|e| PolicyError::Compile(e.clone()))?.run(scope);
+        budget.charge(scope.cost()).map_err(PolicyError::Budget)?;
+        found.map_err(|source| PolicyError::Evaluate {
+            text: self.text.clone(),
+            source,
+        })
     }
 }
 
@@ -117,14 +140,14 @@ impl MatchConditions {
     }
 
     /// Whether the request matches. A condition that is false decides, even where another one fails.
-    pub fn matches(&self, input: &Input<'_>) -> Result<bool, String> {
+    pub fn matches(&self, input: &Input<'_>) -> Result<bool, PolicyError> {
         if self.0.is_empty() {
             return Ok(true);
         }
         self.matches_in(&input.scope())
     }
 
-    fn matches_in(&self, scope: &Scope<'_>) -> Result<bool, String> {
+    fn matches_in(&self, scope: &Scope<'_>) -> Result<bool, PolicyError> {
         let mut budget = Budget(Some(CONDITIONS_BUDGET));
         let mut errors = Vec::new();
         for condition in &self.0 {
@@ -138,7 +161,7 @@ impl MatchConditions {
         match &errors[..] {
             [] => Ok(true),
             [one] => Err(one.clone()),
-            many => Err(format!("[{}]", many.join(", "))),
+            _ => Err(PolicyError::Conditions(errors)),
         }
     }
 }
@@ -194,8 +217,7 @@ fn read_variables(
             text: variable.expression.clone(),
             program: known
                 .add(&variable.name, &variable.expression, &environment)
-                .map(|compiled| compiled.program)
-                .map_err(|why| format!("compilation failed: {why}")),
+                .map(|compiled| compiled.program),
         };
         read.push((variable.name.clone(), expression));
     }
@@ -220,7 +242,7 @@ fn set_variables(scope: &mut Scope<'_>, variables: &[(String, Expression)], budg
                 let found = program.run(scope);
                 budget.charge(scope.cost()).and(found)
             }
-            Err(why) => Err(EvaluationError::Failed(why.clone())),
+            Err(why) => Err(EvaluationError::Failed(format!("compilation failed: {why}"))),
         };
         known.put(name, value);
     }
@@ -263,11 +285,11 @@ impl ValidatingPolicy {
         let mut scope = input.scope();
         let mut budget = Budget(Some(BUDGET));
         set_variables(&mut scope, &self.variables, &mut budget);
-        let broken = |result: &mut ValidateResult, index, message| {
+        let broken = |result: &mut ValidateResult, index, why: PolicyError| {
             if self.fails {
                 result.denials.push(Denial {
                     index,
-                    message,
+                    message: why.to_string(),
                     reason: String::new(),
                 });
             }
@@ -307,7 +329,7 @@ impl ValidatingPolicy {
                     "valueExpression '{}' resulted in unsupported return type. Return type must be either string or null.",
                     expression.text
                 )),
-                Err(why) if self.fails => result.annotation_errors.push(why),
+                Err(why) if self.fails => result.annotation_errors.push(why.to_string()),
                 Err(_) => {}
             }
         }
@@ -378,7 +400,7 @@ impl MutatingPolicy {
     }
 
     /// The object of `kind` after all mutations; `None` where the policy does not match the request.
-    pub fn mutate(&self, kind: &Kind, input: &Input<'_>) -> Result<Option<Value>, String> {
+    pub fn mutate(&self, kind: &Kind, input: &Input<'_>) -> Result<Option<Value>, PolicyError> {
         let mut object = input.object.cloned().unwrap_or(Value::Null);
         let mut budget = Budget(Some(BUDGET));
         for (i, mutation) in self.mutations.iter().enumerate() {
@@ -402,31 +424,29 @@ impl MutatingPolicy {
                     let made = expression.run(&scope, &mut budget)?;
                     patched(&object, to_json(&made))?
                 }
-                Mutation::Unknown(of) => return Err(format!("unsupported patch type {of:?}")),
+                Mutation::Unknown(of) => return Err(PolicyError::PatchType(of.clone())),
             };
         }
         Ok(Some(object))
     }
 }
 
-fn applied(kind: &Kind, object: &Value, made: Option<Value>) -> Result<Value, String> {
-    let wrong = |why: &str| format!("error applying patch: {why}");
+fn applied(kind: &Kind, object: &Value, made: Option<Value>) -> Result<Value, PolicyError> {
     let Some(mut made @ Value::Object(_)) = made else {
-        return Err(wrong("must evaluate to Object"));
+        return Err(PolicyError::NotAnObject);
     };
     for field in ["apiVersion", "kind"] {
         if let Some(value) = object.get(field) {
             made[field] = value.clone();
         }
     }
-    managed_fields::merged(kind, object, &made).map_err(|why| wrong(&why.join("; ")))
+    managed_fields::merged(kind, object, &made).map_err(PolicyError::Apply)
 }
 
-fn patched(object: &Value, made: Option<Value>) -> Result<Value, String> {
-    let wrong = |why: String| format!("error applying JSON patch: {why}");
-    let operations = made.ok_or_else(|| wrong("must evaluate to []JSONPatch".into()))?;
+fn patched(object: &Value, made: Option<Value>) -> Result<Value, PolicyError> {
+    let operations = made.ok_or(PolicyError::NotAJsonPatch)?;
     let mut object = object.clone();
-    patch::json::apply(&mut object, &operations).map_err(|e| wrong(e.message().to_string()))?;
+    patch::json::apply(&mut object, &operations).map_err(PolicyError::JsonPatch)?;
     Ok(object)
 }
 

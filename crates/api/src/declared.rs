@@ -157,7 +157,7 @@ mod tests {
             let declared = declared(kind).unwrap();
             let environment = Environment::default().with_declared("object", &declared);
             let found = compile(text, &environment);
-            let found = found.map_or_else(|why| why, |c| c.output().to_string());
+            let found = found.map_or_else(|why| why.to_string(), |c| c.output().to_string());
             assert!(found.contains(want), "{text}: {found}");
         }
     }

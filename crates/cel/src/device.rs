@@ -15,10 +15,10 @@ use cel::common::traits::{Container, Indexer, Iterable, Sizer};
 use cel::common::types::{CelString, MAP_TYPE, Type as ValueType};
 use cel::common::value::{CowVal, StaticVal, Val};
 use k8s_openapi::api::resource::v1::{DeviceAttribute, DeviceCapacity};
-use knarr_apimachinery::quantity::Quantity;
+use knarr_apimachinery::quantity::{Quantity, QuantityError};
 
 use super::check::{Declared, Environment, Type};
-use super::{Cel, Program, Scope, compile, of_map};
+use super::{Cel, EvaluationError, ExpressionError, Program, Scope, compile, of_map};
 
 /// Longest domain of a qualified name.
 const DOMAIN_MAX: u64 = 63;
@@ -46,6 +46,23 @@ pub struct Selector {
     pub cost_max: u64,
 }
 
+/// Why a selector neither selects nor rejects a device.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum MatchError {
+    #[error("attribute {0}: unsupported attribute value")]
+    Attribute(String),
+    #[error("attribute {name}: parse semantic version: {source}")]
+    Version { name: String, source: EvaluationError },
+    #[error("capacity {name}: {source}")]
+    Capacity { name: String, source: QuantityError },
+    #[error(transparent)]
+    Evaluation(#[from] EvaluationError),
+    #[error(
+        "CEL result of type {0} could not be converted to bool: type conversion error from '{0}' to 'bool'"
+    )]
+    Output(String),
+}
+
 static DEVICE: LazyLock<Declared> = LazyLock::new(|| {
     let domains = |of: Declared| Declared::map(Declared::map(of, ENTRIES_MAX), ENTRIES_MAX);
     let quantity = Type::Struct("kubernetes.Quantity".into());
@@ -64,12 +81,13 @@ static ENVIRONMENT: LazyLock<Environment> =
     LazyLock::new(|| Environment::default().with_declared("device", &DEVICE));
 
 impl Selector {
-    /// Parses and checks an expression; the error is worded as cel-go's.
-    pub fn compile(text: &str) -> Result<Selector, String> {
-        let compiled = compile(text, &ENVIRONMENT).map_err(|e| format!("compilation failed: {e}"))?;
+    /// Parses and checks an expression.
+    pub fn compile(text: &str) -> Result<Selector, ExpressionError> {
+        let compiled = compile(text, &ENVIRONMENT)?;
         if !matches!(compiled.output(), Type::Bool | Type::Any | Type::Dyn) {
             let is = compiled.output().declared_name();
-            return Err(format!("must evaluate to bool or the unknown type, not {is}"));
+            let why = format!("must evaluate to bool or the unknown type, not {is}");
+            return Err(ExpressionError::Output(why));
         }
         let variables = Declared::object("", [("device", DEVICE.clone())]);
         Ok(Selector {
@@ -79,16 +97,19 @@ impl Selector {
     }
 
     /// Whether the expression is true for the device.
-    pub fn matches(&self, device: &Device<'_>) -> Result<bool, String> {
+    pub fn matches(&self, device: &Device<'_>) -> Result<bool, MatchError> {
         let mut attributes = BTreeMap::<&str, BTreeMap<&str, Cel>>::new();
         for (name, attribute) in device.attributes.into_iter().flatten() {
-            let value = value(attribute).map_err(|e| format!("attribute {name}: {e}"))?;
+            let value = value(name, attribute)?;
             let (domain, id) = qualified(name, device.driver);
             attributes.entry(domain).or_default().insert(id, value);
         }
         let mut capacity = BTreeMap::<&str, BTreeMap<&str, Cel>>::new();
         for (name, of) in device.capacity.into_iter().flatten() {
-            let value = Quantity::of(&of.value).map_err(|e| format!("capacity {name}: {e}"))?;
+            let value = Quantity::of(&of.value).map_err(|source| MatchError::Capacity {
+                name: name.clone(),
+                source,
+            })?;
             let (domain, id) = qualified(name, device.driver);
             let of_domain = capacity.entry(domain).or_default();
             of_domain.insert(id, super::quantity::value(value));
@@ -104,12 +125,9 @@ impl Selector {
         ]);
         let mut scope = Scope::default();
         scope.set_device(DeviceValue(fields));
-        match self.program.run(&scope).map_err(|e| e.to_string())? {
+        match self.program.run(&scope)? {
             Cel::Bool(matches) => Ok(matches),
-            other => Err(format!(
-                "CEL result of type {} could not be converted to bool: type conversion error from '{0}' to 'bool'",
-                other.type_of()
-            )),
+            other => Err(MatchError::Output(other.type_of().to_string())),
         }
     }
 }
@@ -125,7 +143,7 @@ pub fn qualified<'a>(name: &'a str, driver: &'a str) -> (&'a str, &'a str) {
     name.split_once('/').unwrap_or((driver, name))
 }
 
-fn value(attribute: &DeviceAttribute) -> Result<Cel, String> {
+fn value(name: &str, attribute: &DeviceAttribute) -> Result<Cel, MatchError> {
     match attribute {
         DeviceAttribute { int: Some(n), .. } => Ok(Cel::Int(*n)),
         DeviceAttribute { bool: Some(b), .. } => Ok(Cel::Bool(*b)),
@@ -134,13 +152,18 @@ fn value(attribute: &DeviceAttribute) -> Result<Cel, String> {
         } => Ok(Cel::String(Arc::new(text.clone()))),
         DeviceAttribute {
             version: Some(text), ..
-        } => super::semver::value(text).map_err(|e| format!("parse semantic version: {e}")),
-        _ => Err("unsupported attribute value".into()),
+        } => super::semver::value(text).map_err(|source| MatchError::Version {
+            name: name.to_string(),
+            source,
+        }),
+        _ => Err(MatchError::Attribute(name.to_string())),
     }
 }
 
-fn boxed(value: Cel) -> Result<Box<dyn Val>, String> {
-    value.try_into().map_err(|e: ExecutionError| e.to_string())
+fn boxed(value: Cel) -> Result<Box<dyn Val>, EvaluationError> {
+    value
+        .try_into()
+        .map_err(|e: ExecutionError| EvaluationError::Failed(e.to_string()))
 }
 
 static DEVICE_TYPE: ValueType = ValueType::new_unspecified_type("kubernetes.DRADevice");
@@ -209,7 +232,7 @@ struct Domains {
 }
 
 impl Domains {
-    fn boxed(domains: BTreeMap<&str, BTreeMap<&str, Cel>>) -> Result<Box<dyn Val>, String> {
+    fn boxed(domains: BTreeMap<&str, BTreeMap<&str, Cel>>) -> Result<Box<dyn Val>, EvaluationError> {
         let domains = domains.into_iter().map(|(domain, of)| {
             let of = of.into_iter().map(|(id, value)| (id.to_string(), value));
             (domain.to_string(), of_map(of))
@@ -317,12 +340,14 @@ mod tests {
                 value: k8s_openapi::apimachinery::pkg::api::resource::Quantity("40Gi".into()),
             },
         )]);
-        Selector::compile(expression)?.matches(&Device {
+        let selector = Selector::compile(expression).map_err(|e| e.to_string())?;
+        let found = selector.matches(&Device {
             driver: "gpu.example",
             allow_multiple_allocations: true,
             attributes: Some(&attributes),
             capacity: Some(&capacity),
-        })
+        });
+        found.map_err(|e| e.to_string())
     }
 
     #[test]
@@ -371,7 +396,7 @@ mod tests {
             ("device.none", "undefined field 'none'"),
             ("1 +", "Syntax error"),
         ] {
-            let error = Selector::compile(expression).unwrap_err();
+            let error = Selector::compile(expression).unwrap_err().to_string();
             assert!(error.contains(part), "{expression}: {error}");
         }
     }

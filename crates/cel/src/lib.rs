@@ -129,6 +129,30 @@ impl From<&cel::ExecutionError> for EvaluationError {
     }
 }
 
+/// Why an expression does not compile, worded as cel-go's errors.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum CompileError {
+    #[error("must not be longer than {} bytes", limits::EXPRESSION_MAX_BYTES)]
+    TooLong,
+    #[error("must not nest deeper than {}", limits::NESTING_MAX)]
+    TooNested,
+    #[error("expression recursion limit exceeded: {}", limits::DEPTH_MAX)]
+    TooDeep,
+    /// All errors of its syntax or its types, each with its position.
+    #[error("{0}")]
+    InSource(String),
+}
+
+/// Why an expression is rejected where one of a certain type is expected.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ExpressionError {
+    #[error("compilation failed: {0}")]
+    Compile(#[from] CompileError),
+    /// It is of another type.
+    #[error("{0}")]
+    Output(String),
+}
+
 /// A parsed expression.
 #[derive(Debug)]
 pub struct Program {
@@ -142,7 +166,7 @@ pub struct Program {
 
 impl Program {
     /// Parses an expression without a type check.
-    pub fn read(text: &str) -> Result<Program, String> {
+    pub fn read(text: &str) -> Result<Program, CompileError> {
         let (expression, _) = parse(text)?;
         Ok(Program::of(expression))
     }
@@ -231,8 +255,8 @@ impl Compiled {
     }
 }
 
-/// Parses and checks an expression, or returns its errors with their positions.
-pub fn compile(text: &str, environment: &Environment) -> Result<Compiled, String> {
+/// Parses and checks an expression.
+pub fn compile(text: &str, environment: &Environment) -> Result<Compiled, CompileError> {
     let (expression, source_info) = parse(text)?;
     let checked = check::check(&expression, environment).map_err(|errors| {
         let errors = errors.into_iter().map(|error| {
@@ -241,7 +265,7 @@ pub fn compile(text: &str, environment: &Environment) -> Result<Compiled, String
                 .map_or(0, |(start, _)| start as usize);
             (at, error.what)
         });
-        shown_in_source(text, errors.collect())
+        CompileError::InSource(shown_in_source(text, errors.collect()))
     })?;
     Ok(Compiled {
         program: Arc::new(Program::of(expression.clone())),
@@ -250,16 +274,13 @@ pub fn compile(text: &str, environment: &Environment) -> Result<Compiled, String
     })
 }
 
-fn parse(text: &str) -> Result<(Expression, SourceInfo), String> {
+fn parse(text: &str) -> Result<(Expression, SourceInfo), CompileError> {
     limits::check(text)?;
     let (expression, source_info) =
         stacker::grow(PARSER_STACK_BYTES, || ENV.parser().parse_with_source_info(text))
-            .map_err(|e| shown(text, &e.to_string()))?;
+            .map_err(|e| CompileError::InSource(shown(text, &e.to_string())))?;
     if is_deep(&expression) {
-        return Err(format!(
-            "expression recursion limit exceeded: {}",
-            limits::DEPTH_MAX
-        ));
+        return Err(CompileError::TooDeep);
     }
     Ok((expression, source_info))
 }

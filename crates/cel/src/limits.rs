@@ -1,17 +1,19 @@
 //! Limits before parsing: the parser, and all that traverses its result, recurse as deep as an expression nests, so
 //! the possible depth is computed from the text first.
 
+use super::CompileError;
+
 /// Longest expression, in bytes; Kubernetes' cost limits reject far shorter ones.
 pub const EXPRESSION_MAX_BYTES: usize = 16 * 1024;
 /// How deep brackets may nest.
-const NESTING_MAX: usize = 48;
+pub const NESTING_MAX: usize = 48;
 /// How deep the parts of an expression may nest, as in Kubernetes' parser.
 pub const DEPTH_MAX: usize = 250;
 
 /// Checks a text before it is parsed.
-pub fn check(text: &str) -> Result<(), String> {
+pub fn check(text: &str) -> Result<(), CompileError> {
     if text.len() > EXPRESSION_MAX_BYTES {
-        return Err(format!("must not be longer than {EXPRESSION_MAX_BYTES} bytes"));
+        return Err(CompileError::TooLong);
     }
     // What is open, the outermost first.
     let mut levels = vec![Level::default()];
@@ -57,10 +59,10 @@ pub fn check(text: &str) -> Result<(), String> {
         in_word = is_word;
         let nested: usize = levels.iter().map(|level| 1 + level.conditions).sum();
         if nested > NESTING_MAX + 1 {
-            return Err(format!("must not nest deeper than {NESTING_MAX}"));
+            return Err(CompileError::TooNested);
         }
         if levels.last().is_some_and(|level| level.deepest > DEPTH_MAX) {
-            return Err(format!("expression recursion limit exceeded: {DEPTH_MAX}"));
+            return Err(CompileError::TooDeep);
         }
     }
     Ok(())

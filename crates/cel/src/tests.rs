@@ -8,7 +8,7 @@ fn run(text: &str) -> String {
     let environment = Environment::default().with_patches().with("object", Type::Dyn);
     let program = match compile(text, &environment) {
         Ok(compiled) => compiled.program,
-        Err(why) => return why,
+        Err(why) => return why.to_string(),
     };
     let mut scope = Scope::default();
     scope.set(

@@ -505,7 +505,7 @@ mod tests {
                 "found no matching overload for '_==_' applied to '(string, int)'",
             ),
         ] {
-            let error = compile(text, &environment()).err().unwrap_or_default();
+            let error = compile(text, &environment()).unwrap_err().to_string();
             assert!(error.contains(why), "{text}: {error}");
         }
         let typed = compile("['a'].transformMap(i, v, i)", &environment()).unwrap_or_else(|e| panic!("{e}"));

@@ -1,9 +1,9 @@
 //! The CEL environment of policies and match conditions: which variables their expressions can use, with their types.
 
 use knarr_cel as cel;
-use knarr_cel::Compiled;
 use knarr_cel::check::declared::NUMBER_MIN;
 use knarr_cel::check::{Declared, Environment, Type};
+use knarr_cel::{CompileError, Compiled, ExpressionError};
 
 const VARIABLES: &str = "kubernetes.variables";
 /// Lists and maps of requests have no known limits.
@@ -149,7 +149,7 @@ impl Composition {
         name: &str,
         expression: &str,
         environment: &Environment,
-    ) -> Result<Compiled, String> {
+    ) -> Result<Compiled, CompileError> {
         let compiled = cel::compile(expression, &self.in_environment(environment));
         let found = compiled.as_ref().map_or(Type::Dyn, |c| as_field(c.output()));
         self.0.retain(|(known, _)| known != name);
@@ -178,16 +178,20 @@ fn as_field(found: &Type) -> Type {
 }
 
 /// Compiles an expression that must evaluate to one of the types `expected`; empty: to any. The error is worded as kube-apiserver's.
-pub fn compiled(text: &str, environment: &Environment, expected: &[Type]) -> Result<Compiled, String> {
-    let compiled = cel::compile(text, environment).map_err(|why| format!("compilation failed: {why}"))?;
+pub fn compiled(
+    text: &str,
+    environment: &Environment,
+    expected: &[Type],
+) -> Result<Compiled, ExpressionError> {
+    let compiled = cel::compile(text, environment)?;
     let found = compiled.output();
     if expected.is_empty() || expected.contains(found) {
         return Ok(compiled);
     }
     let found = found.declared_name();
     let names: Vec<String> = expected.iter().map(Type::declared_name).collect();
-    Err(match names.as_slice() {
+    Err(ExpressionError::Output(match names.as_slice() {
         [one] => format!("must evaluate to {one} but got {found}"),
         many => format!("must evaluate to one of [{}] but got {found}", many.join(" ")),
-    })
+    }))
 }

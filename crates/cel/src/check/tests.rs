@@ -28,7 +28,7 @@ fn environment() -> Environment {
 fn found(text: &str) -> String {
     match compile(text, &environment()) {
         Ok(compiled) => compiled.output().to_string(),
-        Err(why) => why,
+        Err(why) => why.to_string(),
     }
 }
 

@@ -16,6 +16,8 @@ use k8s_openapi::api::resource::v1::{
     AllocationResult, Device, DeviceToleration, ResourceClaim, ResourceSlice,
 };
 use knarr_api::k8s_openapi;
+use knarr_cel::ExpressionError;
+use knarr_cel::device::MatchError;
 
 use super::pools::PoolState;
 use super::{AllocatedState, DeviceId, Inventory};
@@ -44,13 +46,18 @@ pub enum AllocationError {
     EmptyConstraint { claim: String, index: usize },
     #[error("claim {claim}: number of requested devices {devices} exceeds the claim limit of {RESULTS_MAX}")]
     TooManyDevices { claim: String, devices: usize },
-    #[error("{of}: selector #{index}: CEL {stage} error: {problem}")]
+    /// Of a class (`class NAME`) or a claim (`claim NAMESPACE/NAME`).
+    #[error("{of}: selector #{index}: CEL compile error: {source}")]
     Selector {
-        /// `class NAME` or `claim NAMESPACE/NAME`.
         of: String,
         index: usize,
-        stage: &'static str,
-        problem: String,
+        source: ExpressionError,
+    },
+    #[error("{of}: selector #{index}: CEL runtime error: {source}")]
+    Match {
+        of: String,
+        index: usize,
+        source: MatchError,
     },
     #[error(
         "create NodeSelector for claim {claim}: unsupported ResourceSlice.NodeSelector with {terms} terms"

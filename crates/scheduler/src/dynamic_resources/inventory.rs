@@ -7,6 +7,7 @@ use std::sync::Arc;
 use k8s_openapi::api::resource::v1::{DeviceClass, DeviceSelector, ResourceSlice};
 use knarr_api::kinds::pod::resources::DEVICE_CLASS_PREFIX;
 use knarr_api::{Shared, k8s_openapi};
+use knarr_cel::ExpressionError;
 use knarr_cel::device::Selector;
 
 use super::pools::{Pool, PoolKey, PoolSlices, gather, has_counters};
@@ -32,15 +33,10 @@ pub struct Inventory {
     selectors: BTreeMap<String, Compiled>,
 }
 
-/// A CEL expression that does not compile; the text is the compiler's.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0}")]
-pub struct CompileError(String);
-
-type Compiled = Result<Arc<Selector>, CompileError>;
+type Compiled = Result<Arc<Selector>, ExpressionError>;
 
 fn compiled(text: &str) -> Compiled {
-    Selector::compile(text).map(Arc::new).map_err(CompileError)
+    Selector::compile(text).map(Arc::new)
 }
 
 impl Inventory {

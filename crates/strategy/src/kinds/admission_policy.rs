@@ -66,8 +66,8 @@ impl PolicyScope {
 }
 
 fn check_in(environment: &Environment, text: &str, expected: &[Type], at: &Path, errors: &mut ErrorList) {
-    if let Err(detail) = compiled(text, environment, expected) {
-        errors.invalid(at, text, detail);
+    if let Err(error) = compiled(text, environment, expected) {
+        errors.invalid(at, text, error.to_string());
     }
 }
 

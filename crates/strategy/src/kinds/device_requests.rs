@@ -194,7 +194,7 @@ pub fn selectors(errors: &mut ErrorList, path: &Path, selectors: Option<&[Device
             continue;
         }
         match Selector::compile(&cel.expression) {
-            Err(detail) => errors.invalid(&path, cel.expression.as_str(), detail),
+            Err(error) => errors.invalid(&path, cel.expression.as_str(), error.to_string()),
             Ok(selector) if selector.cost_max > CALL_COST_MAX => {
                 errors.forbidden(&path, "too complex, exceeds cost limit");
             }

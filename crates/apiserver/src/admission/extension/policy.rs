@@ -10,7 +10,7 @@ use k8s_openapi::api::admissionregistration::v1::{
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::StatusCause;
 use knarr_admission::Attributes;
 use knarr_admission::matching::{Criteria, MatchError};
-use knarr_admission::policy::{Input, MutatingPolicy, ValidatingPolicy};
+use knarr_admission::policy::{Input, MutatingPolicy, PolicyError, ValidatingPolicy};
 use knarr_api::registry::{self, Registered};
 use knarr_api::{Kind, Object, k8s_openapi};
 use knarr_apimachinery::Error;
@@ -76,8 +76,8 @@ enum MutationError {
     Binding(ConfigurationError),
     #[error("{}", .0.message())]
     Conversion(Error),
-    #[error("{0}")]
-    Evaluation(String),
+    #[error(transparent)]
+    Evaluation(PolicyError),
 }
 
 /// The longest value of an audit annotation, in bytes.

@@ -194,7 +194,7 @@ impl Admission {
         match all_match {
             Ok(all_match) => Ok(all_match.then_some(kind)),
             Err(_) if webhook.ignores_failure => Ok(None),
-            Err(why) => Err(forbidden(attributes, &why)),
+            Err(why) => Err(forbidden(attributes, &why.to_string())),
         }
     }
 

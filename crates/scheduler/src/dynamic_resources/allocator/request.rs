@@ -279,15 +279,19 @@ impl<'a> Matcher<'a> {
         };
         for (index, selector) in selectors.iter().enumerate() {
             let text = selector.cel.as_ref().map(|c| c.expression.as_str());
-            let error = |stage, problem| AllocationError::Selector {
+            let selector = self.inventory.selector(text.unwrap_or_default());
+            let selector = selector.map_err(|source| AllocationError::Selector {
                 of: of(),
                 index,
-                stage,
-                problem,
-            };
-            let selector = self.inventory.selector(text.unwrap_or_default());
-            let selector = selector.map_err(|e| error("compile", e.to_string()))?;
-            if !selector.matches(&seen).map_err(|e| error("runtime", e))? {
+                source,
+            })?;
+            let matches = selector.matches(&seen);
+            let matches = matches.map_err(|source| AllocationError::Match {
+                of: of(),
+                index,
+                source,
+            })?;
+            if !matches {
                 return Ok(false);
             }
         }

@@ -3,11 +3,11 @@
 
 use knarr_apimachinery::field::{ErrorList, Path};
 use knarr_cel as cel;
-use knarr_cel::Compiled;
 use knarr_cel::check::declared::REQUEST_MAX_BYTES;
 use knarr_cel::check::{Declared, Environment, Type};
 use knarr_cel::structural::Schema;
 use knarr_cel::structural::declared::declared;
+use knarr_cel::{Compiled, ExpressionError};
 use serde_json::{Map, Value};
 
 use super::{fields, flag, list, push_invalid, text};
@@ -160,7 +160,10 @@ impl Check {
         );
         let mut uses_old_self = false;
         match compiled {
-            Err(why) => push_invalid(&mut self.errors, &at.child("rule"), &shown_rule(rule), why),
+            Err(error) => {
+                let detail = error.to_string();
+                push_invalid(&mut self.errors, &at.child("rule"), &shown_rule(rule), detail);
+            }
             Ok(compiled) => {
                 let times = node.times.unwrap_or(REQUEST_MAX_BYTES / (of_self.min_size + 1));
                 let cost = compiled.cost_max(of_self).saturating_mul(times);
@@ -222,11 +225,16 @@ impl Check {
 }
 
 /// Compiles an expression that must evaluate to the type `expected`.
-fn typed(text: &str, environment: &Environment, expected: &Type, unlike: &str) -> Result<Compiled, String> {
-    let compiled = cel::compile(text, environment).map_err(|why| format!("compilation failed: {why}"))?;
+fn typed(
+    text: &str,
+    environment: &Environment,
+    expected: &Type,
+    unlike: &str,
+) -> Result<Compiled, ExpressionError> {
+    let compiled = cel::compile(text, environment)?;
     match compiled.output() == expected {
         true => Ok(compiled),
-        false => Err(unlike.into()),
+        false => Err(ExpressionError::Output(unlike.into())),
     }
 }
 
