@@ -25,7 +25,7 @@ pub struct Selector {
 impl Selector {
     /// Fails with 400 and Kubernetes' message where a field is not supported by the kind or the text does not parse.
     pub fn parse(kind: &Kind, text: &str) -> Result<Self, Error> {
-        let mut terms = parse_terms(text).map_err(Error::bad_request)?;
+        let mut terms = parse_terms(text).map_err(|e| Error::bad_request(e.to_string()))?;
         for term in &mut terms {
             // Early clients of v1 still send `spec.host`.
             if kind.kind() == "Pod" && term.field == "spec.host" {
@@ -89,16 +89,28 @@ pub fn escape(value: &str) -> String {
     escaped
 }
 
-/// The (in)equalities of `text`, sorted; errors are worded as apimachinery's.
-fn parse_terms(text: &str) -> Result<Vec<Term>, String> {
+/// Why a field selector does not parse, worded as apimachinery's errors.
+#[derive(Debug, thiserror::Error)]
+enum SyntaxError<'a> {
+    #[error("invalid selector: '{text}'; can't understand '{term}'")]
+    Term { text: &'a str, term: &'a str },
+    #[error("invalid field selector: invalid escape sequence: \\{0}")]
+    Escape(String),
+    /// Go prints the character as a number.
+    #[error("invalid field selector: unescaped character in value: {}", u32::from(*.0))]
+    Unescaped(char),
+}
+
+/// The (in)equalities of `text`, sorted.
+fn parse_terms(text: &str) -> Result<Vec<Term>, SyntaxError<'_>> {
     let mut parts = split_unescaped_commas(text);
     parts.sort_unstable();
     let mut terms = Vec::new();
-    for part in parts.into_iter().filter(|part| !part.is_empty()) {
-        let Some((field, operator, value)) = split_term(part) else {
-            return Err(format!("invalid selector: '{text}'; can't understand '{part}'"));
+    for term in parts.into_iter().filter(|term| !term.is_empty()) {
+        let Some((field, operator, value)) = split_term(term) else {
+            return Err(SyntaxError::Term { text, term });
         };
-        let value = unescape(value).map_err(|e| format!("invalid field selector: {e}"))?;
+        let value = unescape(value)?;
         // `=` alone has no term.
         if !(field.is_empty() && value.is_empty()) {
             terms.push(Term {
@@ -142,18 +154,16 @@ fn split_term(part: &str) -> Option<(&str, &str, &str)> {
 }
 
 /// Removes the backslashes from `\\`, `\,` and `\=`, which must not occur without one.
-fn unescape(value: &str) -> Result<String, String> {
+fn unescape(value: &str) -> Result<String, SyntaxError<'static>> {
     let mut out = String::with_capacity(value.len());
     let mut chars = value.chars();
     while let Some(c) = chars.next() {
         match c {
             '\\' => match chars.next() {
                 Some(c @ ('\\' | ',' | '=')) => out.push(c),
-                Some(c) => return Err(format!("invalid escape sequence: \\{c}")),
-                None => return Err("invalid escape sequence: \\".to_string()),
+                other => return Err(SyntaxError::Escape(other.into_iter().collect())),
             },
-            // Go prints the character as a number.
-            ',' | '=' => return Err(format!("unescaped character in value: {}", u32::from(c))),
+            ',' | '=' => return Err(SyntaxError::Unescaped(c)),
             c => out.push(c),
         }
     }

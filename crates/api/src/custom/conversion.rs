@@ -9,7 +9,7 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
     CustomResourceConversion, CustomResourceDefinition, WebhookClientConfig,
 };
 use knarr_apimachinery::error::Error;
-use knarr_apimachinery::field::Path;
+use knarr_apimachinery::field::{ErrorList, Path};
 use knarr_apimachinery::meta;
 use serde_json::{Map, Value, json};
 
@@ -236,22 +236,38 @@ impl ConversionRequest<'_> {
             }
         }
         let metadata = restored(original.get("metadata"), converted.get("metadata"))
-            .map_err(|why| invalid(&of_metadata, why))?;
+            .map_err(|why| invalid(&of_metadata, why.to_string()))?;
         converted["metadata"] = Value::Object(metadata);
         Ok(converted)
     }
 }
 
+/// Why the metadata of a converted object is rejected.
+#[derive(Debug, thiserror::Error)]
+enum MetadataError {
+    #[error("missing metadata in converted object")]
+    Missing,
+    #[error("invalid {field} of type {found} in converted object")]
+    Type { field: String, found: &'static str },
+    #[error("{field} must be a string, but is {found} in converted object")]
+    NotAString { field: String, found: &'static str },
+    #[error(transparent)]
+    Invalid(ErrorList),
+}
+
 /// The original metadata with the labels and annotations of the converted object.
-fn restored(original: Option<&Value>, converted: Option<&Value>) -> Result<Map<String, Value>, String> {
+fn restored(
+    original: Option<&Value>,
+    converted: Option<&Value>,
+) -> Result<Map<String, Value>, MetadataError> {
     let converted = match converted {
-        None => return Err("missing metadata in converted object".into()),
+        None => return Err(MetadataError::Missing),
         Some(Value::Object(metadata)) => metadata,
         Some(other) => {
-            return Err(format!(
-                "invalid metadata of type {} in converted object",
-                go_type(other)
-            ));
+            return Err(MetadataError::Type {
+                field: "metadata".into(),
+                found: go_type(other),
+            });
         }
     };
     let mut metadata = original.and_then(Value::as_object).cloned().unwrap_or_default();
@@ -263,17 +279,17 @@ fn restored(original: Option<&Value>, converted: Option<&Value>) -> Result<Map<S
             }
             Some(Value::Object(found)) => found,
             Some(other) => {
-                return Err(format!(
-                    "invalid metadata.{field} of type {} in converted object",
-                    go_type(other)
-                ));
+                return Err(MetadataError::Type {
+                    field: format!("metadata.{field}"),
+                    found: go_type(other),
+                });
             }
         };
         if let Some((key, value)) = found.iter().find(|(_, value)| !value.is_string()) {
-            return Err(format!(
-                "metadata.{field}[{key}] must be a string, but is {} in converted object",
-                go_type(value)
-            ));
+            return Err(MetadataError::NotAString {
+                field: format!("metadata.{field}[{key}]"),
+                found: go_type(value),
+            });
         }
         let was = metadata.get(field).and_then(Value::as_object);
         if was != Some(found) && !(was.is_none() && found.is_empty()) {
@@ -285,17 +301,8 @@ fn restored(original: Option<&Value>, converted: Option<&Value>) -> Result<Map<S
                 "labels" => meta::labels(map.as_ref(), &Path::new("metadata").child("labels")),
                 _ => meta::annotations(map.as_ref(), &Path::new("metadata").child("annotation")),
             };
-            let mut messages: Vec<String> = Vec::new();
-            for error in errors {
-                let text = error.to_string();
-                if !messages.contains(&text) {
-                    messages.push(text);
-                }
-            }
-            match messages.as_slice() {
-                [] => {}
-                [one] => return Err(one.clone()),
-                many => return Err(format!("[{}]", many.join(", "))),
+            if !errors.is_empty() {
+                return Err(MetadataError::Invalid(errors));
             }
         }
         metadata.insert(field.into(), Value::Object(found.clone()));

@@ -90,9 +90,9 @@ impl CustomOps {
     }
 
     /// An object that a conversion webhook returned, as this version: pruned, but not defaulted.
-    pub(super) fn read_converted(&self, mut value: Value) -> Result<CustomObject, String> {
+    pub(super) fn read_converted(&self, mut value: Value) -> Result<CustomObject, DecodeError> {
         shape::prune(&mut value, &self.rules.schema, true, "", &mut Vec::new());
-        let (metadata, fields) = split(value, &mut Vec::new()).map_err(|e| e.to_string())?;
+        let (metadata, fields) = split(value, &mut Vec::new())?;
         Ok(CustomObject {
             metadata,
             fields,

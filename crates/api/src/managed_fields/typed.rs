@@ -157,8 +157,8 @@ impl<'a> Type<'a> {
         }
     }
 
-    /// The path element of a list's item, or why it has none.
-    pub(super) fn element(&self, item: &impl Item) -> Result<String, String> {
+    /// The path element of a list's item.
+    pub(super) fn element(&self, item: &impl Item) -> Result<String, ElementError> {
         element(self.keys().as_deref(), item)
     }
 
@@ -180,20 +180,43 @@ impl<'a> Type<'a> {
     }
 }
 
-/// The path element of an item of a list with these keys (`None`: a set), or why it has none.
-pub(super) fn element(keys: Option<&[(&str, Option<Value>)]>, item: &impl Item) -> Result<String, String> {
+/// Why an item of a list has no path element, worded as structured-merge-diff's errors.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum ElementError {
+    #[error("associative list without keys has an element that's a map type")]
+    MapInSet,
+    #[error("not supported: associative list with lists as elements")]
+    ListInSet,
+    #[error("associative list without keys has an element that's an explicit null")]
+    NullInSet,
+    #[error("associative list with keys may not have a null element")]
+    Null,
+    #[error("associative list with keys may not have non-map elements")]
+    NotAMap,
+    #[error(
+        "associative list with keys has an element that omits all key fields [{0}] (and doesn't have default values \
+for any key fields)"
+    )]
+    NoKey(String),
+}
+
+/// The path element of an item of a list with these keys (`None`: a set).
+pub(super) fn element(
+    keys: Option<&[(&str, Option<Value>)]>,
+    item: &impl Item,
+) -> Result<String, ElementError> {
     let Some(keys) = keys else {
         return match item.form() {
-            Form::Map => Err("associative list without keys has an element that's a map type".into()),
-            Form::List => Err("not supported: associative list with lists as elements".into()),
-            Form::Null => Err("associative list without keys has an element that's an explicit null".into()),
+            Form::Map => Err(ElementError::MapInSet),
+            Form::List => Err(ElementError::ListInSet),
+            Form::Null => Err(ElementError::NullInSet),
             Form::Scalar => Ok(format!("v:{}", item.text())),
         };
     };
     match item.form() {
         Form::Map => {}
-        Form::Null => return Err("associative list with keys may not have a null element".into()),
-        _ => return Err("associative list with keys may not have non-map elements".into()),
+        Form::Null => return Err(ElementError::Null),
+        _ => return Err(ElementError::NotAMap),
     }
     let mut found: Vec<(&str, Cow<'_, Value>)> = keys
         .iter()
@@ -204,11 +227,7 @@ pub(super) fn element(keys: Option<&[(&str, Option<Value>)]>, item: &impl Item) 
         .collect();
     if found.is_empty() {
         let keys: Vec<String> = keys.iter().map(|(k, _)| format!("{k:?}")).collect();
-        return Err(format!(
-            "associative list with keys has an element that omits all key fields [{}] (and doesn't have default values \
-for any key fields)",
-            keys.join(" ")
-        ));
+        return Err(ElementError::NoKey(keys.join(" ")));
     }
     found.sort_unstable_by_key(|(key, _)| *key);
     let mut element = String::from("k:");

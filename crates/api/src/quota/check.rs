@@ -24,6 +24,24 @@ pub struct Change<'a> {
     pub devices: &'a Devices,
 }
 
+/// Why a change is denied, with Kubernetes' messages.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum QuotaError {
+    #[error("exceeded quota: {quota}, requested: {requested}, used: {used}, limited: {limited}")]
+    Exceeded {
+        quota: String,
+        requested: String,
+        used: String,
+        limited: String,
+    },
+    #[error("quota usage is negative for resource(s): {0}")]
+    NegativeUsage(String),
+    #[error("failed quota: {quota}: must specify {missing}")]
+    Unspecified { quota: String, missing: String },
+    #[error("status unknown for quota: {quota}, resources: {resources}")]
+    UnknownStatus { quota: String, resources: String },
+}
+
 /// The usage that a change adds to one quota.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Charge {
@@ -36,7 +54,7 @@ pub struct Charge {
 
 impl Charge {
     /// Why the charge exceeds the quota.
-    pub fn exceeds(&self, quota: &ResourceQuota) -> Option<String> {
+    pub fn exceeds(&self, quota: &ResourceQuota) -> Option<QuotaError> {
         let hard = amounts(Some(limits(quota)));
         let used = amounts(quota.status.as_ref().and_then(|s| s.used.as_ref()));
         let sum = |name: &str, more: &Quantity| used.get(name).copied().unwrap_or_default() + *more;
@@ -56,13 +74,12 @@ impl Charge {
                 .collect();
             all.join(",")
         };
-        Some(format!(
-            "exceeded quota: {}, requested: {}, used: {}, limited: {}",
-            name(quota),
-            shown(&self.amounts),
-            shown(&used),
-            shown(&hard)
-        ))
+        Some(QuotaError::Exceeded {
+            quota: name(quota).to_string(),
+            requested: shown(&self.amounts),
+            used: shown(&used),
+            limited: shown(&hard),
+        })
     }
 
     /// Adds the charge to the used amounts.
@@ -90,9 +107,8 @@ impl Charge {
     }
 }
 
-/// The charges of the change to the namespace's quotas; the error names the quota that it exceeds, or
-/// the field that the object must set.
-pub fn check(quotas: &[&ResourceQuota], change: &Change<'_>) -> Result<Vec<Charge>, String> {
+/// The charges of the change to the namespace's quotas.
+pub fn check(quotas: &[&ResourceQuota], change: &Change<'_>) -> Result<Vec<Charge>, QuotaError> {
     let Change {
         evaluator, old, new, ..
     } = *change;
@@ -116,10 +132,7 @@ pub fn check(quotas: &[&ResourceQuota], change: &Change<'_>) -> Result<Vec<Charg
         .map(|(name, _)| name.as_str())
         .collect();
     if !negative.is_empty() {
-        return Err(format!(
-            "quota usage is negative for resource(s): {}",
-            negative.join(",")
-        ));
+        return Err(QuotaError::NegativeUsage(negative.join(",")));
     }
     let before = old.map(|old| evaluator.usage(old, change.now, change.devices));
     let mut charges = Vec::new();
@@ -173,7 +186,7 @@ fn covers(quota: &ResourceQuota, evaluator: &Evaluator, object: &dyn AnyObject) 
 }
 
 /// Checks that the object sets the fields that the quota limits, and that the quota's status has its usage.
-fn check_quota(quota: &ResourceQuota, change: &Change<'_>) -> Result<(), String> {
+fn check_quota(quota: &ResourceQuota, change: &Change<'_>) -> Result<(), QuotaError> {
     let counted = || {
         limits(quota)
             .keys()
@@ -183,7 +196,10 @@ fn check_quota(quota: &ResourceQuota, change: &Change<'_>) -> Result<(), String>
     if let Some(pod) = change.new.as_any().downcast_ref::<Pod>()
         && let Some(missing) = pods::missing(pod, counted())
     {
-        return Err(format!("failed quota: {}: must specify {missing}", name(quota)));
+        return Err(QuotaError::Unspecified {
+            quota: name(quota).to_string(),
+            missing,
+        });
     }
     let used = quota.status.as_ref().and_then(|s| s.used.as_ref());
     let is_known = |name: &str| used.is_some_and(|used| used.contains_key(name));
@@ -191,9 +207,8 @@ fn check_quota(quota: &ResourceQuota, change: &Change<'_>) -> Result<(), String>
         return Ok(());
     }
     let all: Vec<&str> = counted().collect();
-    Err(format!(
-        "status unknown for quota: {}, resources: {}",
-        name(quota),
-        all.join(",")
-    ))
+    Err(QuotaError::UnknownStatus {
+        quota: name(quota).to_string(),
+        resources: all.join(","),
+    })
 }

@@ -26,7 +26,7 @@ use crate::kinds::pod::resources::{Amounts, amounts};
 use crate::registry;
 use crate::{AnyObject, Kind};
 
-pub use check::{Change, Charge, check};
+pub use check::{Change, Charge, QuotaError, check};
 pub use claims::class as storage_class;
 pub use devices::Devices;
 

@@ -52,7 +52,8 @@ fn try_create(quota: &ResourceQuota, new: &dyn AnyObject, kind: &Kind) -> Result
         now: at(0),
         devices: &Devices::default(),
     };
-    Ok(check(&[quota], &change)?
+    Ok(check(&[quota], &change)
+        .map_err(|e| e.to_string())?
         .iter()
         .flat_map(|c| shown(&c.amounts))
         .collect())
@@ -430,7 +431,8 @@ fn an_update_is_charged_for_what_it_adds() {
             devices: &Devices::default(),
         };
         let found = check(&[&quota], &change)
-            .map(|all| all.iter().flat_map(|c| shown(&c.amounts)).collect::<Vec<_>>());
+            .map(|all| all.iter().flat_map(|c| shown(&c.amounts)).collect::<Vec<_>>())
+            .map_err(|e| e.to_string());
         assert_eq!(found, expected, "{ports}");
     }
 }

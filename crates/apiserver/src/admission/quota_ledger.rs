@@ -10,7 +10,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use k8s_openapi::api::core::v1::ResourceQuota;
 use knarr_api::kinds::pod::resources::Amounts;
-use knarr_api::quota::Charge;
+use knarr_api::quota::{Charge, QuotaError};
 use knarr_api::{AnyObject, Object, k8s_openapi, registry};
 use knarr_apimachinery::Error;
 use knarr_client::Preconditions;
@@ -29,8 +29,7 @@ pub(super) type ChargeResult = Result<(), ChargeError>;
 /// Why a charge is not made.
 #[derive(Clone)]
 pub(super) enum ChargeError {
-    /// The charge would exceed the quota: the message.
-    Exceeded(String),
+    Exceeded(QuotaError),
     /// The quota could not be written.
     Failed(Error),
 }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::ResourceQuota;
 use knarr_api::kinds::pod::resources::amounts;
-use knarr_api::quota::{self, Change, Devices, Evaluator};
+use knarr_api::quota::{self, Change, Devices, Evaluator, QuotaError};
 use knarr_api::{AnyObject, Object, k8s_openapi, registry};
 use knarr_apimachinery::Error;
 
@@ -56,8 +56,8 @@ impl Admission {
             now: ctx.now,
             devices: &devices,
         };
-        let denied = |why: &str| attributes.forbidden(object.metadata(), why);
-        let charges = quota::check(&all, &change).map_err(|why| denied(&why))?;
+        let denied = |why: QuotaError| attributes.forbidden(object.metadata(), &why.to_string());
+        let charges = quota::check(&all, &change).map_err(denied)?;
         if ctx.dry_run || charges.is_empty() {
             return Ok(charged);
         }
@@ -67,7 +67,7 @@ impl Admission {
                 charged.remove_last();
                 charged.revert(quotas).await;
                 return Err(match error {
-                    ChargeError::Exceeded(why) => denied(&why),
+                    ChargeError::Exceeded(why) => denied(why),
                     ChargeError::Failed(error) => error,
                 });
             }
