@@ -3,52 +3,71 @@
 
 use knarr_cel::structural::{Additional, Schema};
 
-/// The path as responses name it, or why it is invalid.
-pub fn resolved(text: &str, schema: &Schema) -> Result<String, String> {
+/// Why a path is invalid.
+#[derive(Debug, thiserror::Error)]
+pub enum FieldPathError<'a> {
+    #[error("unexpected end of JSON path")]
+    End,
+    #[error("expected [ or . but got: {0}")]
+    NoStep(&'a str),
+    #[error("expected single quoted string but got {0}")]
+    NotQuoted(&'a str),
+    #[error("expected ] but got {0}")]
+    NotClosed(&'a str),
+    #[error("invalid string literal: invalid syntax")]
+    StringLiteral,
+    #[error("does not refer to a valid field")]
+    NoField,
+}
+
+/// The path as responses name it.
+pub fn resolved<'a>(text: &'a str, schema: &Schema) -> Result<String, FieldPathError<'a>> {
     let mut at = schema;
     let mut path = String::new();
     let mut rest = text;
     while !rest.is_empty() {
         let name;
         if let Some(after) = rest.strip_prefix('[') {
-            let (token, left) = token(after).ok_or("unexpected end of JSON path")?;
+            let (token, left) = token(after).ok_or(FieldPathError::End)?;
             let quoted = token.strip_prefix('\'').and_then(|t| t.strip_suffix('\''));
             let quoted = quoted.filter(|_| token.len() >= 2);
-            name =
-                unescaped(quoted.ok_or_else(|| format!("expected single quoted string but got {token}"))?)?;
+            name = unescaped(quoted.ok_or(FieldPathError::NotQuoted(token))?)?;
             at = below(at, &name, &mut path)?;
             rest = match self::token(left) {
                 Some(("]", left)) => left,
-                Some((other, _)) => return Err(format!("expected ] but got {other}")),
-                None => return Err("unexpected end of JSON path".into()),
+                Some((other, _)) => return Err(FieldPathError::NotClosed(other)),
+                None => return Err(FieldPathError::End),
             };
         } else if let Some(after) = rest.strip_prefix('.') {
-            let (token, left) = token(after).ok_or("unexpected end of JSON path")?;
+            let (token, left) = token(after).ok_or(FieldPathError::End)?;
             at = below(at, token, &mut path)?;
             rest = left;
         } else {
             let (token, _) = token(rest).unwrap_or((rest, ""));
-            return Err(format!("expected [ or . but got: {token}"));
+            return Err(FieldPathError::NoStep(token));
         }
     }
     Ok(path)
 }
 
-fn below<'s>(schema: &'s Schema, name: &str, path: &mut String) -> Result<&'s Schema, String> {
-    let none = || "does not refer to a valid field".to_string();
+fn below<'s>(
+    schema: &'s Schema,
+    name: &str,
+    path: &mut String,
+) -> Result<&'s Schema, FieldPathError<'static>> {
     if !schema.properties.is_empty() {
         if !path.is_empty() {
             path.push('.');
         }
         path.push_str(name);
-        return schema.properties.get(name).ok_or_else(none);
+        return schema.properties.get(name).ok_or(FieldPathError::NoField);
     }
     match &schema.additional {
         Some(Additional::Schema(values)) => {
             path.push_str(&format!("[{name}]"));
             Ok(values)
         }
-        _ => Err(none()),
+        _ => Err(FieldPathError::NoField),
     }
 }
 
@@ -72,7 +91,7 @@ fn token(text: &str) -> Option<(&str, &str)> {
     Some(text.split_at(text.find(is_mark).unwrap_or(text.len())))
 }
 
-fn unescaped(text: &str) -> Result<String, String> {
+fn unescaped(text: &str) -> Result<String, FieldPathError<'static>> {
     let mut out = String::new();
     let mut chars = text.chars();
     while let Some(c) = chars.next() {
@@ -83,7 +102,7 @@ fn unescaped(text: &str) -> Result<String, String> {
                 Some('r') => out.push('\r'),
                 Some('t') => out.push('\t'),
                 Some('0') => out.push('\0'),
-                _ => return Err("invalid string literal: invalid syntax".into()),
+                _ => return Err(FieldPathError::StringLiteral),
             },
             c => out.push(c),
         }
@@ -115,7 +134,7 @@ mod tests {
             (".spec.none", Err("does not refer to a valid field")),
             (".spec.list['0']", Err("does not refer to a valid field")),
         ] {
-            let found = resolved(path, &schema);
+            let found = resolved(path, &schema).map_err(|e| e.to_string());
             assert_eq!(found.as_deref().map_err(String::as_str), want, "{path}");
         }
     }

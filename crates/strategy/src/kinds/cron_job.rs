@@ -174,8 +174,8 @@ fn check_schedule(cron: &CronJob, old: Option<&CronJob>, path: &Path, errors: &m
     if text.is_empty() {
         return errors.required(path, "");
     }
-    if let Err(detail) = schedule::check(text) {
-        errors.invalid(path, text, detail);
+    if let Err(error) = schedule::check(text) {
+        errors.invalid(path, text, error.to_string());
     }
     let had_zone = old.is_some_and(|o| o.spec.schedule.contains("TZ"));
     if text.contains("TZ") {

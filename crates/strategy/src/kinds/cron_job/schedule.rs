@@ -42,26 +42,50 @@ const FIELDS: [Field; 5] = [
     },
 ];
 
+/// Why a schedule is rejected.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub(super) enum ScheduleError<'a> {
+    #[error("empty spec string")]
+    Empty,
+    #[error("expected exactly {} fields, found {}: [{}]", FIELDS.len(), .0.len(), .0.join(" "))]
+    Fields(Vec<&'a str>),
+    #[error("failed to parse duration {text}: time: invalid duration {duration:?}")]
+    Duration { text: &'a str, duration: &'a str },
+    #[error("unrecognized descriptor: {0}")]
+    Descriptor(&'a str),
+    #[error("too many hyphens: {0}")]
+    Hyphens(&'a str),
+    #[error("too many slashes: {0}")]
+    Slashes(&'a str),
+    #[error("beginning of range ({start}) below minimum ({min}): {text}")]
+    BelowMinimum { start: u32, min: u32, text: &'a str },
+    #[error("end of range ({end}) above maximum ({max}): {text}")]
+    AboveMaximum { end: u32, max: u32, text: &'a str },
+    #[error("beginning of range ({start}) beyond end of range ({end}): {text}")]
+    Backwards { start: u32, end: u32, text: &'a str },
+    #[error("step of range should be a positive number: {0}")]
+    Step(&'a str),
+    #[error("negative number ({number}) not allowed: {text}")]
+    Negative { number: i64, text: &'a str },
+    #[error("failed to parse int from {0}: strconv.Atoi: parsing {0:?}: invalid syntax")]
+    NotANumber(&'a str),
+}
+
 /// Checks a schedule: `*/5 0 1 jan-mar mon,fri`, `@daily`, `@every 1h30m`. A `TZ=` prefix is accepted here.
-pub(super) fn check(spec: &str) -> Result<(), String> {
+pub(super) fn check(spec: &str) -> Result<(), ScheduleError<'_>> {
     let mut rest = spec;
     if rest.starts_with("TZ=") || rest.starts_with("CRON_TZ=") {
         rest = rest.split_once(' ').map_or("", |(_, rest)| rest).trim();
     }
     if rest.is_empty() {
-        return Err("empty spec string".into());
+        return Err(ScheduleError::Empty);
     }
     if rest.starts_with('@') {
         return descriptor(rest);
     }
     let fields: Vec<&str> = rest.split_whitespace().collect();
     if fields.len() != FIELDS.len() {
-        return Err(format!(
-            "expected exactly {} fields, found {}: [{}]",
-            FIELDS.len(),
-            fields.len(),
-            fields.join(" ")
-        ));
+        return Err(ScheduleError::Fields(fields));
     }
     for (text, field) in fields.iter().zip(&FIELDS) {
         for range in text.split(',').filter(|range| !range.is_empty()) {
@@ -71,7 +95,7 @@ pub(super) fn check(spec: &str) -> Result<(), String> {
     Ok(())
 }
 
-fn descriptor(text: &str) -> Result<(), String> {
+fn descriptor(text: &str) -> Result<(), ScheduleError<'_>> {
     const KNOWN: &[&str] = &[
         "@yearly",
         "@annually",
@@ -86,14 +110,12 @@ fn descriptor(text: &str) -> Result<(), String> {
     }
     match text.strip_prefix("@every ") {
         Some(duration) if duration::parse(duration).is_some() => Ok(()),
-        Some(duration) => Err(format!(
-            "failed to parse duration {text}: time: invalid duration {duration:?}"
-        )),
-        None => Err(format!("unrecognized descriptor: {text}")),
+        Some(duration) => Err(ScheduleError::Duration { text, duration }),
+        None => Err(ScheduleError::Descriptor(text)),
     }
 }
 
-fn check_range(text: &str, field: &Field) -> Result<(), String> {
+fn check_range<'a>(text: &'a str, field: &Field) -> Result<(), ScheduleError<'a>> {
     let parts: Vec<&str> = text.split('/').collect();
     let ends: Vec<&str> = parts[0].split('-').collect();
     let (start, mut end) = if matches!(ends[0], "*" | "?") {
@@ -103,7 +125,7 @@ fn check_range(text: &str, field: &Field) -> Result<(), String> {
         match ends.as_slice() {
             [_] => (start, start),
             [_, end] => (start, number_or_name(end, field)?),
-            _ => return Err(format!("too many hyphens: {text}")),
+            _ => return Err(ScheduleError::Hyphens(text)),
         }
     };
     let step = match parts.as_slice() {
@@ -114,32 +136,25 @@ fn check_range(text: &str, field: &Field) -> Result<(), String> {
             }
             number(step)?
         }
-        _ => return Err(format!("too many slashes: {text}")),
+        _ => return Err(ScheduleError::Slashes(text)),
     };
-    if start < field.min {
-        return Err(format!(
-            "beginning of range ({start}) below minimum ({}): {text}",
-            field.min
-        ));
+    let (min, max) = (field.min, field.max);
+    if start < min {
+        return Err(ScheduleError::BelowMinimum { start, min, text });
     }
-    if end > field.max {
-        return Err(format!(
-            "end of range ({end}) above maximum ({}): {text}",
-            field.max
-        ));
+    if end > max {
+        return Err(ScheduleError::AboveMaximum { end, max, text });
     }
     if start > end {
-        return Err(format!(
-            "beginning of range ({start}) beyond end of range ({end}): {text}"
-        ));
+        return Err(ScheduleError::Backwards { start, end, text });
     }
     if step == 0 {
-        return Err(format!("step of range should be a positive number: {text}"));
+        return Err(ScheduleError::Step(text));
     }
     Ok(())
 }
 
-fn number_or_name(text: &str, field: &Field) -> Result<u32, String> {
+fn number_or_name<'a>(text: &'a str, field: &Field) -> Result<u32, ScheduleError<'a>> {
     let lower = text.to_lowercase();
     match field
         .names
@@ -152,13 +167,11 @@ fn number_or_name(text: &str, field: &Field) -> Result<u32, String> {
     }
 }
 
-fn number(text: &str) -> Result<u32, String> {
+fn number(text: &str) -> Result<u32, ScheduleError<'_>> {
     match text.parse::<i64>() {
-        Ok(negative) if negative < 0 => Err(format!("negative number ({negative}) not allowed: {text}")),
+        Ok(number) if number < 0 => Err(ScheduleError::Negative { number, text }),
         Ok(number) => Ok(u32::try_from(number).unwrap_or(u32::MAX)),
-        Err(_) => Err(format!(
-            "failed to parse int from {text}: strconv.Atoi: parsing {text:?}: invalid syntax"
-        )),
+        Err(_) => Err(ScheduleError::NotANumber(text)),
     }
 }
 
@@ -198,7 +211,7 @@ mod tests {
             ("@sometimes", "unrecognized descriptor: @sometimes"),
             ("TZ=UTC", "empty spec string"),
         ] {
-            assert_eq!(check(invalid), Err(detail.to_string()), "{invalid}");
+            assert_eq!(check(invalid).unwrap_err().to_string(), detail, "{invalid}");
         }
     }
 }

@@ -362,8 +362,23 @@ fn success_rule(rule: &SuccessPolicyRule, completions: i32, path: &Path, errors:
     }
 }
 
+/// Why a list of indexes is invalid, with Kubernetes' messages.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum IndexesError<'a> {
+    #[error("cannot convert string to integer for index: {0:?}")]
+    NotANumber(&'a str),
+    #[error("too large index: {0:?}")]
+    TooLarge(&'a str),
+    #[error("non-increasing order, previous: {previous}, current: {current}")]
+    Order { previous: i32, current: i32 },
+    #[error(
+        "the fragment {0:?} violates the requirement that an index interval can have at most two parts separated by '-'"
+    )]
+    Parts(&'a str),
+}
+
 /// The number of indexes in a list like `1,3-5,7`; they must be increasing and below `completions`.
-pub(super) fn count_indexes(text: &str, completions: i32) -> Result<i32, String> {
+pub(super) fn count_indexes(text: &str, completions: i32) -> Result<i32, IndexesError<'_>> {
     let mut total = 0;
     for (first, last) in intervals(text, completions)? {
         total += last - first + 1;
@@ -372,7 +387,7 @@ pub(super) fn count_indexes(text: &str, completions: i32) -> Result<i32, String>
 }
 
 /// The intervals of a list like `1,3-5,7`, both ends included.
-pub(super) fn intervals(text: &str, completions: i32) -> Result<Vec<(i32, i32)>, String> {
+pub(super) fn intervals(text: &str, completions: i32) -> Result<Vec<(i32, i32)>, IndexesError<'_>> {
     let mut intervals: Vec<(i32, i32)> = Vec::new();
     if text.is_empty() {
         return Ok(intervals);
@@ -382,41 +397,35 @@ pub(super) fn intervals(text: &str, completions: i32) -> Result<Vec<(i32, i32)>,
         if let Some((_, last)) = intervals.last()
             && *last >= interval.0
         {
-            return Err(format!(
-                "non-increasing order, previous: {last}, current: {}",
-                interval.0
-            ));
+            return Err(IndexesError::Order {
+                previous: *last,
+                current: interval.0,
+            });
         }
         intervals.push(interval);
     }
     Ok(intervals)
 }
 
-fn interval(part: &str, completions: i32) -> Result<(i32, i32), String> {
+fn interval(part: &str, completions: i32) -> Result<(i32, i32), IndexesError<'_>> {
     let ends: Vec<&str> = part.split('-').collect();
-    let index = |text: &str| -> Result<i32, String> {
-        let index: i32 = text
-            .parse()
-            .map_err(|_| format!("cannot convert string to integer for index: {text:?}"))?;
-        if index >= completions {
-            return Err(format!("too large index: {text:?}"));
-        }
-        Ok(index)
+    let index = |text| match str::parse::<i32>(text) {
+        Err(_) => Err(IndexesError::NotANumber(text)),
+        Ok(index) if index >= completions => Err(IndexesError::TooLarge(text)),
+        Ok(index) => Ok(index),
     };
     match ends.as_slice() {
         [only] => Ok((index(only)?, index(only)?)),
         [first, last] => {
             let (first, last) = (index(first)?, index(last)?);
             if first >= last {
-                return Err(format!(
-                    "non-increasing order, previous: {first}, current: {last}"
-                ));
+                return Err(IndexesError::Order {
+                    previous: first,
+                    current: last,
+                });
             }
             Ok((first, last))
         }
-        _ => Err(format!(
-            "the fragment {part:?} violates the requirement that an index interval can have at most two parts separated \
-             by '-'"
-        )),
+        _ => Err(IndexesError::Parts(part)),
     }
 }
