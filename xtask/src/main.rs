@@ -94,19 +94,14 @@ const LAYERS: &[(&str, &[&str])] = &[
     ),
     (
         "knarr-node",
-        &[
-            "knarr-apimachinery",
-            "knarr-api",
-            "knarr-strategy",
-            "knarr-client",
-            "knarr-kubelet",
-        ],
+        &["knarr-apimachinery", "knarr-api", "knarr-client", "knarr-kubelet"],
     ),
     (
         "knarr",
         &[
             "knarr-apimachinery",
             "knarr-api",
+            "knarr-strategy",
             "knarr-store",
             "knarr-client",
             "knarr-scheduler",

@@ -11,11 +11,12 @@ use knarr_client::{Api, SystemClock};
 use knarr_node::containerd::Containerd;
 use knarr_node::images;
 use knarr_node::kubelet::configuration::{CgroupDriver, EnvironmentSettings, KubeletConfiguration};
-use knarr_node::kubelet::{self, Kubelet};
+use knarr_node::kubelet::{self, Kubelet, PodRules};
 use knarr_node::runtime::Runtime;
 use knarr_node::runtime::cri::Cri;
 use knarr_node::server::{EnabledHandlers, RuntimeContainers};
 use knarr_node::{certificates, cgroup};
+use knarr_strategy::Strategy;
 use rustls::pki_types::CertificateDer;
 use tokio_util::sync::CancellationToken;
 
@@ -198,6 +199,10 @@ impl PreparedNode {
             .map(str::to_string)
             .into(),
             configuration: config.kubelet.clone(),
+            pod_rules: Some(PodRules {
+                set_defaults: Strategy::set_defaults,
+                validate: Strategy::validate,
+            }),
             self_fencing: config.self_fencing,
             watchdog_device: config.watchdog_device.clone(),
             ..kubelet::Config::default()

@@ -7,6 +7,7 @@ use std::time::Duration;
 use knarr_kubelet::configuration::KubeletConfiguration;
 use knarr_kubelet::pod::TerminationResume;
 use knarr_kubelet::self_fencing::SelfFencing;
+use knarr_kubelet::static_pods::PodRules;
 
 use super::machine::Machine;
 use super::network::NodeNetwork;
@@ -36,6 +37,8 @@ pub struct Config {
     pub pinned_images: Vec<String>,
     /// The administrator's KubeletConfiguration.
     pub configuration: KubeletConfiguration,
+    /// The API server's rules for static pods; `None`: the node runs no static pods.
+    pub pod_rules: Option<PodRules>,
     /// The node's resolver settings.
     pub resolv_conf: PathBuf,
     /// For pods that were terminating while no kubelet was running.
@@ -66,6 +69,7 @@ impl Default for Config {
             endpoint_barrier: Duration::ZERO,
             pinned_images: Vec::new(),
             configuration: KubeletConfiguration::default(),
+            pod_rules: None,
             resolv_conf: "/etc/resolv.conf".into(),
             termination_resume: TerminationResume::Full,
             self_fencing: SelfFencing::default(),

@@ -14,18 +14,12 @@ use k8s_openapi::api::core::v1 as core;
 use k8s_openapi::jiff::Timestamp;
 use knarr_api::k8s_openapi;
 use knarr_kubelet::static_pods::{ManifestError, PodRules, read};
-use knarr_strategy::Strategy;
 use serde_json::Value;
 use tokio::time::{Instant, sleep_until};
 use tracing::{debug, warn};
 
 use crate::host_fs;
 use crate::watch::{AddWatchFlags, InotifyEvent, Watch};
-
-const RULES: PodRules = PodRules {
-    set_defaults: Strategy::set_defaults,
-    validate: Strategy::validate,
-};
 
 /// A manifest is a page of text; what is larger is none.
 const MANIFEST_BYTES_MAX: u64 = 1 << 20;
@@ -50,6 +44,7 @@ enum UnreadableManifest {
 pub(super) struct ManifestDirectory {
     path: PathBuf,
     node_name: String,
+    rules: PodRules,
     files: BTreeMap<PathBuf, Arc<core::Pod>>,
     /// Files removed since, whether or not they exist again.
     removed: BTreeSet<PathBuf>,
@@ -60,11 +55,12 @@ pub(super) struct ManifestDirectory {
 }
 
 impl ManifestDirectory {
-    pub fn new(path: impl Into<PathBuf>, node_name: &str, check_every: Duration) -> Self {
+    pub fn new(path: impl Into<PathBuf>, node_name: &str, rules: PodRules, check_every: Duration) -> Self {
         let now = Instant::now();
         ManifestDirectory {
             path: path.into(),
             node_name: node_name.into(),
+            rules,
             files: BTreeMap::new(),
             removed: BTreeSet::new(),
             check_every,
@@ -134,7 +130,7 @@ impl ManifestDirectory {
         let text = host_fs::read_to_string(path)?;
         let document: Value = serde_saphyr::from_str(&text).map_err(Box::new)?;
         let file = path.display().to_string();
-        Ok(read(&document, &file, &self.node_name, now, RULES)?)
+        Ok(read(&document, &file, &self.node_name, now, self.rules)?)
     }
 
     /// Reads at this time at the latest.
@@ -244,8 +240,13 @@ fn is_hidden(path: &Path) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use knarr_strategy::Strategy;
     use tokio::time::timeout;
 
+    const RULES: PodRules = PodRules {
+        set_defaults: Strategy::set_defaults,
+        validate: Strategy::validate,
+    };
     const NEVER: Duration = Duration::from_secs(3600);
     /// Longer than anything here takes on a busy machine.
     const TIMEOUT: Duration = Duration::from_secs(20);
@@ -268,7 +269,7 @@ mod tests {
     #[tokio::test]
     async fn l1_pods_follow_the_directorys_files() {
         let dir = tempfile::tempdir().unwrap();
-        let mut manifests = ManifestDirectory::new(dir.path(), "n1", NEVER);
+        let mut manifests = ManifestDirectory::new(dir.path(), "n1", RULES, NEVER);
         assert!(manifests.poll(now()).is_empty());
         let path = dir.path().join("web.yaml");
         std::fs::write(&path, text("app")).unwrap();
@@ -306,7 +307,7 @@ mod tests {
     async fn l1_every_way_to_change_the_directory_is_noticed() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("manifests");
-        let mut manifests = ManifestDirectory::new(&path, "n1", NEVER);
+        let mut manifests = ManifestDirectory::new(&path, "n1", RULES, NEVER);
         manifests.poll(now());
         // The directory itself is created later.
         std::fs::create_dir(&path).unwrap();
@@ -343,7 +344,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("web.yaml");
         std::fs::write(&path, text("a")).unwrap();
-        let mut manifests = ManifestDirectory::new(dir.path(), "n1", NEVER);
+        let mut manifests = ManifestDirectory::new(dir.path(), "n1", RULES, NEVER);
         shows(&mut manifests, &["a"]).await;
         std::fs::remove_file(&path).unwrap();
         std::fs::write(&path, text("a")).unwrap();
@@ -361,7 +362,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("web.yaml");
         std::fs::write(&path, text("a")).unwrap();
-        let mut manifests = ManifestDirectory::new(&path, "n1", NEVER);
+        let mut manifests = ManifestDirectory::new(&path, "n1", RULES, NEVER);
         shows(&mut manifests, &["a"]).await;
         std::fs::write(dir.path().join("neighbour"), text("b")).unwrap();
         let changed = timeout(SETTLE * 10, manifests.changed()).await;
@@ -373,7 +374,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn l1_the_directory_is_polled_now_and_then_anyway() {
         let dir = tempfile::tempdir().unwrap();
-        let mut manifests = ManifestDirectory::new(dir.path(), "n1", Duration::from_secs(20));
+        let mut manifests = ManifestDirectory::new(dir.path(), "n1", RULES, Duration::from_secs(20));
         manifests.changed().await;
         manifests.poll(now());
         let began = Instant::now();

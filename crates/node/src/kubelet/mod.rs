@@ -71,6 +71,7 @@ use knarr_kubelet::garbage::images::ImageRecords;
 use knarr_kubelet::pod::Event;
 pub use knarr_kubelet::pod::TerminationResume;
 pub use knarr_kubelet::self_fencing::SelfFencing;
+pub use knarr_kubelet::static_pods::PodRules;
 use parking_lot::Mutex;
 use tokio::sync::{Notify, mpsc};
 use tokio::task::{JoinHandle, JoinSet};
@@ -564,7 +565,8 @@ impl Parts {
         let configuration = &self.config.configuration;
         let every = configuration.file_check_frequency.unsigned_abs();
         let path = configuration.static_pod_path.as_ref()?;
-        Some(ManifestDirectory::new(path, &self.config.node_name, every))
+        let rules = self.config.pod_rules?;
+        Some(ManifestDirectory::new(path, &self.config.node_name, rules, every))
     }
 
     /// Eviction, where the node is measured, and garbage collection.

@@ -37,9 +37,11 @@ use knarr_api::registry::{self, Registered};
 use knarr_client::fake::FakeApi;
 use knarr_client::{Api, Clock, DeleteOptions, Error, ListOptions, Store, TokioClock, TypedApi};
 use knarr_kubelet::configuration::KubeletConfiguration;
+use knarr_kubelet::static_pods::PodRules;
 use knarr_node::runtime::fake::FakeRuntime;
 use knarr_node::stats::Meter;
 use knarr_node::{Config, Kubelet, Machine};
+use knarr_strategy::Strategy;
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
@@ -74,6 +76,10 @@ impl World {
             root_dir: self.dir.path().join("kubelet"),
             log_dir: self.dir.path().join("logs"),
             node_ips: vec!["192.0.2.1".into()],
+            pod_rules: Some(PodRules {
+                set_defaults: Strategy::set_defaults,
+                validate: Strategy::validate,
+            }),
             ..Config::default()
         }
     }
