@@ -122,7 +122,7 @@ impl Measuring<'_> {
                 found.push((stats, false));
                 continue;
             }
-            let Some(path) = volumes::path_in(&self.parts.root_dir, uid, volume) else {
+            let Some(path) = volumes::layout::path_in(&self.parts.root_dir, uid, volume) else {
                 continue;
             };
             let in_memory = volume.secret.is_some()

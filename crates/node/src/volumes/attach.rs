@@ -12,8 +12,11 @@
 //! attachment and then the node from the API server, and detaches by the attachment's resourceVersion from a node that
 //! is out of service: if that node came back in between, one of the two writes fails.
 
+mod checkpoint;
+#[cfg(test)]
+mod tests;
+
 use std::collections::{BTreeMap, BTreeSet};
-use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -30,14 +33,8 @@ use parking_lot::Mutex;
 use tokio::time::sleep;
 use tracing::warn;
 
-use super::layout::POD_DIR_MODE;
 use crate::kubelet::own_node::OwnNode;
-use crate::untrusted_fs::{Dir, NewFile};
 
-/// A volume's name is shorter than this.
-const MARK_BYTES_MAX: usize = 64 * 1024;
-/// In a pod's directory: one file for each attachment it uses, with the volume's name in it.
-const MARKS: &str = "attached";
 /// How often a pod's start polls an attachment before it reports what it waits for.
 const POLLS: u32 = 40;
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
@@ -136,10 +133,6 @@ impl Attachments {
         }
     }
 
-    fn marks(&self, uid: &str) -> PathBuf {
-        self.root.join("pods").join(uid).join(MARKS)
-    }
-
     /// Waits a moment until the pod may use the volume, and from then on holds it. The error is what it waits for.
     pub async fn hold(
         &self,
@@ -193,7 +186,7 @@ impl Attachments {
             return Err(why);
         }
         // First, so that a kubelet that dies in between knows what it may have used.
-        let marked = mark(&self.marks(uid), name, volume);
+        let marked = checkpoint::write(&self.root, uid, name, volume);
         marked.map_err(|source| HoldError::Mark {
             volume: volume.into(),
             source,
@@ -370,296 +363,14 @@ fn user(attachment: &VolumeAttachment) -> Option<&str> {
     annotations.get(USED_BY).map(String::as_str)
 }
 
-fn mark(marks: &Path, attachment: &str, volume: &str) -> std::io::Result<()> {
-    let file = NewFile {
-        bytes: volume.as_bytes(),
-        mode: 0o600,
-        ..NewFile::default()
-    };
-    Dir::make(marks, POD_DIR_MODE)?.replace(attachment, file)
-}
-
+/// The users by the pods' checkpoints. Their kubelet has died: its last writes may have been done or not.
 fn recovered(root: &Path) -> std::io::Result<BTreeMap<String, AttachmentUsers>> {
     let mut used: BTreeMap<String, AttachmentUsers> = BTreeMap::new();
-    let pods = root.join("pods");
-    for uid in names(&pods)? {
-        let marks = pods.join(&uid).join(MARKS);
-        for name in names(&marks)? {
-            // Half a mark of a kubelet that was killed.
-            if name.starts_with('.') {
-                continue;
-            }
-            let volume = Dir::open(&marks)?.read_whole(&name, MARK_BYTES_MAX)?;
-            let users = used.entry(name).or_default();
-            users.volume = String::from_utf8_lossy(&volume).into_owned();
-            users.uids.insert(uid.clone());
-            users.in_doubt = true;
-        }
+    for entry in checkpoint::read(root)? {
+        let users = used.entry(entry.attachment).or_default();
+        users.volume = entry.volume;
+        users.uids.insert(entry.uid);
+        users.in_doubt = true;
     }
     Ok(used)
-}
-
-/// What is in a directory, nothing if it is not there.
-fn names(directory: &Path) -> std::io::Result<Vec<String>> {
-    let entries = match Dir::open(directory) {
-        Ok(directory) => directory.entries(usize::MAX)?,
-        Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => Vec::new(),
-        Err(e) => return Err(e),
-    };
-    Ok(entries
-        .into_iter()
-        .filter_map(|e| e.name.into_string().ok())
-        .collect())
-}
-
-#[cfg(test)]
-mod tests {
-    use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
-
-    use k8s_openapi::api::core::v1 as core;
-    use k8s_openapi::jiff::Timestamp;
-    use knarr_client::TokioClock;
-    use knarr_client::fake::FakeApi;
-    use serde_json::json;
-
-    use super::*;
-
-    fn exclusive(one_pod: bool) -> DesiredAttachment {
-        DesiredAttachment::from(ExclusiveAttachment {
-            attachment: "knarr-u".into(),
-            one_pod,
-        })
-    }
-
-    async fn attachment(api: &FakeApi, node: &str, pod: &str) {
-        let value = json!({
-            "metadata": {"name": "knarr-u", "annotations": {ATTACHED_POD: pod}},
-            "spec": {"attacher": ATTACHER, "nodeName": node, "source": {"persistentVolumeName": "v"}},
-        });
-        let created = api
-            .create_as::<VolumeAttachment>(serde_json::from_value(value).unwrap())
-            .await
-            .unwrap();
-        let mut attached = (*created).clone();
-        attached.status.get_or_insert_default().attached = true;
-        api.update_status_as(attached).await.unwrap();
-    }
-
-    struct Node {
-        api: Arc<FakeApi>,
-        dir: tempfile::TempDir,
-        starts: AtomicI64,
-    }
-
-    impl Node {
-        fn new() -> Self {
-            let clock = Arc::new(TokioClock::new(k8s_openapi::jiff::Timestamp::UNIX_EPOCH));
-            Node {
-                api: Arc::new(FakeApi::new(clock)),
-                dir: tempfile::tempdir().unwrap(),
-                starts: AtomicI64::new(0),
-            }
-        }
-
-        fn start(&self) -> Attachments {
-            self.start_as("True", false)
-        }
-
-        /// A kubelet that has reported this about its node.
-        fn start_as(&self, ready: &str, out_of_service: bool) -> Attachments {
-            let taint = json!({"key": OUT_OF_SERVICE, "effect": "NoExecute"});
-            let node = json!({
-                "metadata": {"name": "n1"},
-                "spec": {"taints": if out_of_service { vec![taint] } else { vec![] }},
-                "status": {"conditions": [{"type": "Ready", "status": ready}]},
-            });
-            let node: core::Node = serde_json::from_value(node).unwrap();
-            let started = Timestamp::from_second(self.starts.fetch_add(1, Ordering::SeqCst)).unwrap();
-            let own_node = Arc::new(OwnNode::new(self.api.clone(), "n1", started));
-            own_node.status_written(&node);
-            own_node.remember(node);
-            Attachments::new(self.api.clone(), own_node, self.dir.path().into())
-        }
-
-        async fn is_held(&self) -> bool {
-            let found = self.api.get_as::<VolumeAttachment>("", "knarr-u").await;
-            found.is_ok_and(|a| is_held(&a))
-        }
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn s7_a_volume_is_used_only_while_its_record_names_this_node_and_pod() {
-        for (node, pod, one_pod, rejected) in [
-            ("", "", false, Some("is not attached to any node yet")),
-            ("n2", "p", false, Some("is attached to node n2")),
-            ("n1", "other", true, Some("another has it")),
-            ("n1", "other", false, None),
-            ("n1", "p", true, None),
-        ] {
-            let n = Node::new();
-            if !node.is_empty() {
-                attachment(&n.api, node, pod).await;
-            }
-            let held = n.start().hold("p", "v", &exclusive(one_pod)).await;
-            let held = held.map_err(|error| error.to_string());
-            match rejected {
-                None => assert_eq!(held, Ok(())),
-                Some(part) => assert!(held.as_ref().is_err_and(|e| e.contains(part)), "{held:?}"),
-            }
-            assert_eq!(n.is_held().await, rejected.is_none());
-        }
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn s7_the_last_pod_releases_the_volume_and_a_restart_forgets_none() {
-        let n = Node::new();
-        attachment(&n.api, "n1", "").await;
-        let node = n.start();
-        node.hold("one", "v", &exclusive(false)).await.unwrap();
-        node.hold("two", "v", &exclusive(false)).await.unwrap();
-        node.release("one").await.unwrap();
-        assert!(n.is_held().await, "another pod uses it");
-        std::fs::remove_dir_all(n.dir.path().join("pods/one")).unwrap();
-        // The kubelet dies and is restarted while the pod keeps running.
-        let node = n.start();
-        node.release_unknown().await.unwrap();
-        assert!(n.is_held().await);
-        assert_eq!(node.in_use(), ["exclusive.knarr.io/v"]);
-        node.release("two").await.unwrap();
-        assert!(!n.is_held().await);
-        // The kubelet dies between a pod's end and its release: the next one releases.
-        node.hold("three", "v", &exclusive(false)).await.unwrap();
-        std::fs::remove_dir_all(n.dir.path().join("pods")).unwrap();
-        n.start().release_unknown().await.unwrap();
-        assert!(!n.is_held().await);
-    }
-
-    /// The release gets no answer and arrives late: by then another pod uses the volume.
-    #[tokio::test(start_paused = true)]
-    async fn s7_a_late_answer_for_one_pod_does_not_release_what_the_next_one_uses() {
-        let n = Node::new();
-        attachment(&n.api, "n1", "").await;
-        let node = n.start();
-        node.hold("one", "v", &exclusive(false)).await.unwrap();
-        let on_its_way = Arc::new(AtomicBool::new(true));
-        let lost = on_its_way.clone();
-        n.api.intercept(move |request| {
-            let lost = request.verb == "update" && lost.load(Ordering::SeqCst);
-            lost.then(|| Error::timeout("no answer"))
-        });
-        assert!(node.release("one").await.is_err());
-        on_its_way.store(false, Ordering::SeqCst);
-        let mut late = (*n.api.get_as::<VolumeAttachment>("", "knarr-u").await.unwrap()).clone();
-        finalizer::remove(&mut late.metadata, IN_USE);
-        node.hold("two", "v", &exclusive(false)).await.unwrap();
-        let arrived = n.api.update_as(late).await;
-        assert!(arrived.is_err_and(|e| e.is_conflict()));
-        assert!(n.is_held().await);
-        // It is sent again, and then without a user.
-        node.release("one").await.unwrap();
-        assert!(n.is_held().await);
-        node.release("two").await.unwrap();
-        assert!(!n.is_held().await);
-    }
-
-    /// The write that takes the volume into use is done but answered with an error (its answer was lost, or a proxy
-    /// sent it twice), or is done only when the pod was deleted; the kubelet may have died in between.
-    #[tokio::test(start_paused = true)]
-    async fn s7_an_attachment_taken_into_use_without_an_answer_is_released() {
-        for (arrives_late, dies) in [(false, false), (true, false), (false, true), (true, true)] {
-            let n = Node::new();
-            attachment(&n.api, "n1", "").await;
-            let lost = Arc::new(AtomicBool::new(true));
-            let is_lost = lost.clone();
-            n.api.intercept(move |request| {
-                let lost = request.verb == "update" && is_lost.load(Ordering::SeqCst);
-                lost.then(|| Error::timeout("no answer"))
-            });
-            let mut node = n.start();
-            assert!(node.hold("one", "v", &exclusive(false)).await.is_err());
-            if dies {
-                node = n.start();
-            }
-            lost.store(false, Ordering::SeqCst);
-            let mut write = (*n.api.get_as::<VolumeAttachment>("", "knarr-u").await.unwrap()).clone();
-            finalizer::add(&mut write.metadata, IN_USE);
-            let kind = &registry::VOLUME_ATTACHMENT;
-            if arrives_late {
-                node.release("one").await.unwrap();
-                let late = n.api.update_as(write).await;
-                assert!(late.is_err_and(|e| e.is_conflict()), "dies: {dies}");
-            } else {
-                n.api.update_as(write).await.unwrap();
-                n.api
-                    .delete(kind, "", "knarr-u", Default::default())
-                    .await
-                    .unwrap();
-                node.release("one").await.unwrap();
-                assert!(n.api.get(kind, "", "knarr-u").await.unwrap_err().is_not_found());
-            }
-            assert!(!n.is_held().await, "arrives late: {arrives_late}, dies: {dies}");
-        }
-    }
-
-    /// A node that was fenced is switched on again while its volumes are detached: the attach-detach controller has read the
-    /// attachment and that the node is out of service, and its write follows.
-    #[tokio::test(start_paused = true)]
-    async fn s7_a_node_that_is_back_uses_a_volume_only_when_others_see_it_and_by_a_new_write() {
-        for (ready, out_of_service, used) in [
-            ("Unknown", true, false),
-            ("False", false, false),
-            ("True", true, false),
-            ("True", false, true),
-        ] {
-            let n = Node::new();
-            attachment(&n.api, "n1", "").await;
-            n.start().hold("p", "v", &exclusive(false)).await.unwrap();
-            let mut detached = (*n.api.get_as::<VolumeAttachment>("", "knarr-u").await.unwrap()).clone();
-            finalizer::remove(&mut detached.metadata, IN_USE);
-            let held = n
-                .start_as(ready, out_of_service)
-                .hold("p", "v", &exclusive(false))
-                .await;
-            let of = format!("ready: {ready}, out of service: {out_of_service}");
-            match used {
-                true => held.unwrap(),
-                false => assert!(
-                    matches!(held, Err(HoldError::NodeNotSeen { .. })),
-                    "{of}: {held:?}"
-                ),
-            }
-            let detached = n.api.update_as(detached).await;
-            assert_eq!(detached.is_err_and(|e| e.is_conflict()), used, "{of}");
-            assert_eq!(n.is_held().await, used, "{of}");
-        }
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn s7_a_record_under_deletion_admits_no_new_user_of_the_volume() {
-        let n = Node::new();
-        attachment(&n.api, "n1", "").await;
-        let mut node = n.start();
-        node.hold("one", "v", &exclusive(false)).await.unwrap();
-        let kind = &registry::VOLUME_ATTACHMENT;
-        n.api
-            .delete(kind, "", "knarr-u", Default::default())
-            .await
-            .unwrap();
-        // The attachment's deletion was requested without knowledge of these pods: it waits for this node.
-        for pod in ["one", "two"] {
-            node.hold(pod, "v", &exclusive(false)).await.unwrap();
-            node = n.start();
-        }
-        let another = node.hold("three", "v", &exclusive(true)).await;
-        assert!(matches!(another, Err(HoldError::OtherPod { .. })), "{another:?}");
-        node.release("two").await.unwrap();
-        assert!(n.is_held().await);
-        // No pod here uses it, and its finalizer will be removed: too late.
-        std::fs::remove_dir_all(n.dir.path().join("pods")).unwrap();
-        let node = n.start();
-        let late = node.hold("four", "v", &exclusive(false)).await;
-        assert!(matches!(late, Err(HoldError::Detaching { .. })), "{late:?}");
-        node.release_unknown().await.unwrap();
-        assert!(n.api.get(kind, "", "knarr-u").await.unwrap_err().is_not_found());
-    }
 }

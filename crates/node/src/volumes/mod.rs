@@ -6,6 +6,7 @@
 mod attach;
 mod claims;
 mod empty_dir;
+mod error;
 mod expansion;
 mod files;
 mod host_path;
@@ -28,7 +29,6 @@ use knarr_client::{Api, Clock};
 use knarr_kubelet::devicemanager::DeviceNode;
 use knarr_kubelet::{empty_dir::medium, env_file, resources};
 use parking_lot::Mutex;
-use tokio::task::JoinHandle;
 use tracing::{debug, warn};
 
 use crate::host::Host;
@@ -37,61 +37,21 @@ use crate::kubelet::env::{EnvFile, EnvFileError, expand};
 use crate::kubelet::machine::Machine;
 use crate::kubelet::own_node::OwnNode;
 use crate::untrusted_fs::{self, Dir, Links, Pool};
+pub use error::VolumeError;
+use error::mount_error;
 use expansion::Expansions;
-use layout::{POD_DIR_MODE, local_root};
+use files::FileVolumes;
+use layout::{POD_DIR_MODE, local_root, pod_dir, volume_dir};
 pub use storage::csi_wire;
 use storage::{FsGroup, VolumeMode, give_to};
 
-/// Between checks of whether a volume's content has changed.
-const REFRESH: Duration = Duration::from_secs(15);
+/// Before the VolumeAttachments are listed again.
+const ATTACHMENTS_RETRY: Duration = Duration::from_secs(15);
 /// Before the CSINode object is tried again.
 const CSI_NODE_RETRY: Duration = Duration::from_secs(1);
 
-/// Why a volume is not set up; shown to the user.
-#[derive(Clone, Debug, thiserror::Error)]
-pub enum VolumeError {
-    #[error("MountVolume.SetUp failed for volume \"{volume}\" : {why}")]
-    SetUp { volume: String, why: String },
-    #[error("MountVolume.MountDevice failed for volume \"{volume}\" : {why}")]
-    MountDevice { volume: String, why: String },
-    #[error("MapVolume.MapPodDevice failed for volume \"{volume}\" : {why}")]
-    MapPodDevice { volume: String, why: String },
-    #[error("MountVolume.Setup failed while expanding volume for volume \"{volume}\" : {why}")]
-    Expand { volume: String, why: String },
-    #[error("MapVolume.MarkVolumeAsMounted failed while expanding volume for volume \"{volume}\" : {why}")]
-    ExpandDevice { volume: String, why: String },
-    #[error("MapVolume.SetUpDevice failed for volume \"{volume}\" : {why}")]
-    SetUpDevice { volume: String, why: String },
-    #[error(
-        "Unable to attach or mount volumes: unmounted volumes=[{volume}], unattached volumes=[], failed to process volumes=[{volume}]: {why}"
-    )]
-    Claim { volume: String, why: String },
-    #[error("failed to prepare subPath for volumeMount \"{mount}\" of container \"{container}\"")]
-    SubPath { mount: String, container: String },
-    #[error("cannot find volume \"{volume}\" to mount into container \"{container}\"")]
-    NoVolume { volume: String, container: String },
-    #[error("cannot make the pod's directory: {why}")]
-    PodDirectory { why: String },
-    #[error("cannot free {path}: {why}")]
-    TearDown { path: String, why: String },
-    #[error("cannot release a pod's volumes: {why}")]
-    Release { why: String },
-}
-
 /// Where claimed volumes are on this node, by the pod's uid and the volume's name.
 pub(crate) type ClaimedPaths = Arc<Mutex<BTreeMap<(String, String), PathBuf>>>;
-
-impl VolumeError {
-    /// Of the event.
-    pub fn reason(&self) -> &'static str {
-        match self {
-            VolumeError::MapPodDevice { .. }
-            | VolumeError::SetUpDevice { .. }
-            | VolumeError::ExpandDevice { .. } => "FailedMapVolume",
-            _ => "FailedMount",
-        }
-    }
-}
 
 /// Where one of a container's mounts is on the node.
 #[derive(Clone, Debug)]
@@ -107,9 +67,7 @@ pub struct Volumes {
     api: Arc<dyn Api>,
     machine: Machine,
     files: Pool,
-    /// The tasks that keep pods' files current, by uid.
-    refreshers: Mutex<BTreeMap<String, JoinHandle<()>>>,
-    tokens: Arc<files::Tokens>,
+    file_volumes: FileVolumes,
     claimed: ClaimedPaths,
     attached: attach::Attachments,
     /// What comes from elsewhere.
@@ -118,41 +76,9 @@ pub struct Volumes {
     node: String,
 }
 
-/// Where a volume's files are below the kubelet's directory; none for volumes that lie elsewhere.
-pub(crate) fn path_in(root: &Path, uid: &str, volume: &core::Volume) -> Option<PathBuf> {
-    let plugin = plugin(volume);
-    let base = root.join("pods").join(uid).join("volumes");
-    (plugin != ELSEWHERE).then(|| base.join(plugin).join(&volume.name))
-}
-
 /// The name of the claim that a volume of the pod is of, if it is of one.
 pub(crate) fn claim_of(pod: &core::Pod, volume: &core::Volume) -> Option<String> {
     claims::of(pod, volume).map(|claim| claim.name)
-}
-
-const ELSEWHERE: &str = "kubernetes.io~other";
-
-/// The directory names of a volume's plugin.
-fn plugin(volume: &core::Volume) -> &'static str {
-    match volume {
-        v if v.empty_dir.is_some() => "kubernetes.io~empty-dir",
-        v if v.config_map.is_some() => "kubernetes.io~configmap",
-        v if v.secret.is_some() => "kubernetes.io~secret",
-        v if v.downward_api.is_some() => "kubernetes.io~downward-api",
-        v if v.projected.is_some() => "kubernetes.io~projected",
-        _ => ELSEWHERE,
-    }
-}
-
-/// Stops all of them when the kubelet exits: the next one starts its own.
-struct AbortOnDrop<'a>(&'a Mutex<BTreeMap<String, JoinHandle<()>>>);
-
-impl Drop for AbortOnDrop<'_> {
-    fn drop(&mut self) {
-        std::mem::take(&mut *self.0.lock())
-            .into_values()
-            .for_each(|task| task.abort());
-    }
 }
 
 impl Volumes {
@@ -190,11 +116,10 @@ impl Volumes {
             attached: attach::Attachments::new(api.clone(), own_node, root.clone()),
             node,
             root,
-            api,
             machine,
+            file_volumes: FileVolumes::new(api.clone(), files.clone()),
             files,
-            refreshers: Mutex::default(),
-            tokens: Arc::default(),
+            api,
             claimed,
         }
     }
@@ -206,18 +131,17 @@ impl Volumes {
 
     /// Where everything of one pod is.
     pub fn pod_dir(&self, uid: &str) -> PathBuf {
-        self.root.join("pods").join(uid)
+        pod_dir(&self.root, uid)
     }
 
     fn path(&self, uid: &str, volume: &core::Volume) -> PathBuf {
-        let base = self.pod_dir(uid).join("volumes");
-        base.join(plugin(volume)).join(&volume.name)
+        volume_dir(&self.root, uid, volume)
     }
 
     /// Makes all volumes of a pod. The first that cannot be made is the error.
     pub async fn setup(&self, pod: &core::Pod, values: &DownwardValues) -> Result<(), VolumeError> {
         let uid = pod.metadata.uid.as_deref().unwrap_or("");
-        let mut keep_current = false;
+        let mut kept_current = Vec::new();
         let own = self.pod_dir(uid);
         self.files
             .run(uid, move || Dir::make(&own, POD_DIR_MODE).map(drop))
@@ -245,16 +169,10 @@ impl Volumes {
                     .map_err(|e| failed(e.to_string()))?
                     .map_err(|e| failed(e.to_string()))?;
             } else if files::is_files(volume) {
-                let content = files::gather(&*self.api, &self.tokens, pod, volume, values)
-                    .await
-                    .map_err(|e| failed(e.to_string()))?;
-                let (volume, group) = (volume.clone(), group.map(|g| g.id));
-                let written = self.files.run(uid, move || {
-                    files::tmpfs_if_secret(&path, &volume)?;
-                    files::write(&path, &content, group)
-                });
+                let group = group.map(|g| g.id);
+                let written = self.file_volumes.set_up(pod, volume, &path, group, values);
                 written.await.map_err(|e| failed(e.to_string()))?;
-                keep_current = true;
+                kept_current.push((volume.clone(), path));
             } else if let Some(claim) = claims::of(pod, volume) {
                 let found = self.claim(pod, volume, &claim).await?;
                 let mut claimed = self.claimed.lock();
@@ -272,8 +190,9 @@ impl Volumes {
                 return Err(failed("this kind of volume is not supported by knarr yet".into()));
             }
         }
-        if keep_current {
-            self.keep_current(pod, values);
+        if !kept_current.is_empty() {
+            let group = fs_group(pod).map(|g| g.id);
+            self.file_volumes.keep_current(pod, kept_current, group, values);
         }
         Ok(())
     }
@@ -380,7 +299,7 @@ impl Volumes {
 
     /// Keeps the API's records of this node's volumes current, until dropped.
     pub(crate) async fn run(&self) {
-        let _refreshers = AbortOnDrop(&self.refreshers);
+        let _refreshers = self.file_volumes.abort_on_drop();
         let in_use = |path: &Path| self.claimed.lock().values().any(|used| used == path);
         let root = local_root(&self.root);
         let clean = local::clean(
@@ -393,7 +312,7 @@ impl Volumes {
         let end_use = async {
             while let Err(error) = self.attached.release_unknown().await {
                 debug!(%error, "cannot list the VolumeAttachments yet");
-                tokio::time::sleep(REFRESH).await;
+                tokio::time::sleep(ATTACHMENTS_RETRY).await;
             }
         };
         // Also on a node without any driver.
@@ -421,45 +340,6 @@ impl Volumes {
     /// The attached volumes that pods use, as the node's status names them.
     pub(crate) fn in_use(&self) -> Vec<String> {
         self.attached.in_use()
-    }
-
-    /// Checks periodically the sources of a pod's files, and swaps the files when they have changed.
-    fn keep_current(&self, pod: &core::Pod, values: &DownwardValues) {
-        let uid = pod.metadata.uid.clone().unwrap_or_default();
-        let (api, pod, values) = (self.api.clone(), pod.clone(), values.clone());
-        let (tokens, own) = (self.tokens.clone(), self.files.clone());
-        let volumes: Vec<(core::Volume, PathBuf)> = pod
-            .spec
-            .iter()
-            .flat_map(|s| s.volumes.iter().flatten())
-            .filter(|v| files::is_files(v))
-            .map(|v| (v.clone(), self.path(&uid, v)))
-            .collect();
-        let task = tokio::spawn(async move {
-            let mut pod = pod;
-            loop {
-                tokio::time::sleep(REFRESH).await;
-                pod = files::newest(&*api, pod).await;
-                for (volume, path) in &volumes {
-                    let refreshed = match files::gather(&*api, &tokens, &pod, volume, &values).await {
-                        Ok(content) => {
-                            let (path, group) = (path.clone(), fs_group(&pod).map(|g| g.id));
-                            let of = pod.metadata.uid.clone().unwrap_or_default();
-                            let written = own.run(&of, move || files::write(&path, &content, group));
-                            written.await.map_err(|e| e.to_string())
-                        }
-                        Err(error) => Err(error.to_string()),
-                    };
-                    if let Err(why) = refreshed {
-                        warn!(volume = volume.name, why, "cannot update a volume's files");
-                    }
-                }
-            }
-        });
-        let before = self.refreshers.lock().insert(uid, task);
-        if let Some(before) = before {
-            before.abort();
-        }
     }
 
     /// Where on the node one of a container's mounts is. A subPath is made if it is not there, and mounted by itself.
@@ -581,13 +461,7 @@ impl Volumes {
 
     /// Unmounts and removes everything of a pod.
     pub async fn teardown(&self, uid: &str) -> Result<(), VolumeError> {
-        let refresher = self.refreshers.lock().remove(uid);
-        if let Some(task) = refresher {
-            task.abort();
-            // A write in progress would create again what is removed below. Its result does not matter.
-            let _ = task.await;
-        }
-        self.tokens.forget(uid);
+        self.file_volumes.forget(uid).await;
         self.expansions.forget(uid);
         let failed = |why: String| VolumeError::TearDown {
             path: self.pod_dir(uid).display().to_string(),
@@ -625,19 +499,6 @@ fn close(root: &Path) -> std::io::Result<()> {
         directory.set_mode(directory.own_stat()?.st_mode & POD_DIR_MODE)?;
     }
     Ok(())
-}
-
-/// With the message of the step that failed.
-fn mount_error(volume: &str, mode: VolumeMode, failure: storage::StorageFailure) -> VolumeError {
-    let (volume, why) = (volume.to_string(), failure.to_string());
-    match (failure, mode) {
-        (storage::StorageFailure::Stage(_), VolumeMode::Filesystem) => {
-            VolumeError::MountDevice { volume, why }
-        }
-        (storage::StorageFailure::Publish(_), VolumeMode::Filesystem) => VolumeError::SetUp { volume, why },
-        (storage::StorageFailure::Stage(_), VolumeMode::Block) => VolumeError::SetUpDevice { volume, why },
-        (storage::StorageFailure::Publish(_), VolumeMode::Block) => VolumeError::MapPodDevice { volume, why },
-    }
 }
 
 /// Unmounts what is mounted below a directory that is to be removed, the innermost first: mounted content must not be
