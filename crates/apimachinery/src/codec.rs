@@ -8,6 +8,7 @@
 //! No input makes it panic; nesting is bounded by [`DEPTH_MAX`].
 
 mod deserializer;
+mod element_type;
 mod encode;
 mod go;
 mod reader;
