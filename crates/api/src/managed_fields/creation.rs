@@ -4,6 +4,8 @@
 //! no tree is built of either, no text is read, and atomic values are not traversed. The result is that of
 //! [`super::typed::compare`] with the blank object: the tests compare both.
 
+mod keys;
+
 use std::borrow::Cow;
 use std::ops::Range;
 
@@ -14,8 +16,9 @@ use serde_json::{Error, Map, Value};
 
 use super::set::{FieldSet, Node, owns};
 use super::text::{Element, Writer};
-use super::typed::{self, Form, Item, Type};
+use super::typed::{self, Form, Type};
 use crate::object::AnyObject;
+use keys::Keys;
 
 /// The fields of `object` that `blank` does not have, or has at another value, as text; empty where there are none.
 /// ExcludedFields the fields in `reset` and all below them, and without those in `stripped`; both name fields only, no items of
@@ -96,54 +99,6 @@ pub struct FieldSetSerializer<'a, 'w> {
     out: &'w mut Writer,
 }
 
-/// What identifies an item of a list: its form, and the members that are its keys.
-pub struct Keys<'k> {
-    of_list: &'k [(&'k str, Option<Value>)],
-    form: Form,
-    members: Vec<(&'k str, Value)>,
-    scalar: Option<Value>,
-}
-
-impl<'k> Keys<'k> {
-    fn new(of_list: &'k [(&'k str, Option<Value>)]) -> Self {
-        Keys {
-            of_list,
-            form: Form::Null,
-            members: Vec::new(),
-            scalar: None,
-        }
-    }
-
-    /// For an item that is atomic.
-    fn keep(&mut self, members: Map<String, Value>) {
-        let members = members.into_iter();
-        let keys = members.filter_map(|(name, value)| Some((self.key(&name)?, value)));
-        self.members = keys.collect();
-    }
-
-    fn key(&self, member: &str) -> Option<&'k str> {
-        self.of_list
-            .iter()
-            .map(|(key, _)| *key)
-            .find(|key| *key == member)
-    }
-}
-
-impl Item for Keys<'_> {
-    fn form(&self) -> Form {
-        self.form
-    }
-
-    fn member(&self, name: &str) -> Option<Cow<'_, Value>> {
-        let (_, value) = self.members.iter().find(|(key, _)| *key == name)?;
-        Some(Cow::Borrowed(value))
-    }
-
-    fn text(&self) -> String {
-        self.scalar.as_ref().map(Value::to_string).unwrap_or_default()
-    }
-}
-
 impl<'a, 'w> FieldSetSerializer<'a, 'w> {
     /// Serializes the value at this path.
     fn take<T: Serialize + ?Sized>(self, value: &T) -> Result<Ownership, Error> {
@@ -165,11 +120,7 @@ impl<'a, 'w> FieldSetSerializer<'a, 'w> {
             }
         };
         if let Some(keys) = self.keys {
-            keys.form = form;
-            match value {
-                Value::Object(members) => keys.keep(members),
-                scalar => keys.scalar = Some(scalar),
-            }
+            keys.set_value(form, value);
         }
         found
     }
@@ -180,7 +131,7 @@ impl<'a, 'w> FieldSetSerializer<'a, 'w> {
             return List::Atomic(self, Vec::new());
         }
         if let Some(keys) = &mut self.keys {
-            keys.form = Form::List;
+            keys.set_form(Form::List);
         }
         List::Items {
             keys: self.type_.keys(),
@@ -195,7 +146,7 @@ impl<'a, 'w> FieldSetSerializer<'a, 'w> {
         self.type_ = self.type_.resolve_as(Form::Map);
         let atomic = (!self.type_.is_map()).then(Map::new);
         if let (None, Some(keys)) = (&atomic, &mut self.keys) {
-            keys.form = Form::Map;
+            keys.set_form(Form::Map);
         }
         Members {
             begin: self.out.len(),
@@ -403,7 +354,7 @@ impl<'a> Members<'a, '_> {
             }
             TreeUse::Key(key, plan) => {
                 if let Some(keys) = self.parent.keys.as_deref_mut() {
-                    keys.members.push((key, tree));
+                    keys.add(key, tree);
                 }
                 self.end_field(name, &plan, Ownership::Written { own: true });
             }
