@@ -1,7 +1,8 @@
-//! The cluster of a configuration: its DNS domain, and clients of its API.
+//! The cluster of a configuration: its DNS domain, clients of its API, and how long that is waited for.
 
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use knarr_client::Api;
 use knarr_client::remote::RemoteApi;
@@ -11,6 +12,11 @@ use crate::config::Config;
 
 /// The default DNS domain of the cluster.
 pub const CLUSTER_DOMAIN: &str = "cluster.local";
+
+/// How long a server may be unreachable when a node joins or starts, as kubeadm waits.
+pub const SERVER_LIMIT: Duration = Duration::from_secs(300);
+/// Between two attempts.
+pub const PAUSE: Duration = Duration::from_secs(1);
 
 /// The DNS domain of the cluster: that of the KubeletConfiguration, else the default.
 pub fn cluster_domain(config: &Config) -> String {

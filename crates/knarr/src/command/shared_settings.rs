@@ -12,7 +12,7 @@ use knarr_client::{Api, TypedApi};
 use tokio::time::{Instant, sleep};
 
 use super::Failure;
-use super::join::{PAUSE, SERVER_LIMIT};
+use super::cluster::{PAUSE, SERVER_LIMIT};
 use crate::config::Config;
 use crate::private;
 

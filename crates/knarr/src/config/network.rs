@@ -274,7 +274,7 @@ mod tests {
     use super::*;
 
     fn network(file: &str) -> (Network, Vec<String>) {
-        let mut reader = Reader::new(&super::super::Flags::default(), file);
+        let mut reader = Reader::new(None, file);
         let network = Network::read(&mut reader, &NetworkFlags::default(), Path::new("/d"));
         (network, reader.finish())
     }

@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use knarr_api::feature_gates::FeatureGates;
 use knarr_api::k8s_openapi::api::core::v1::Taint;
@@ -12,7 +12,7 @@ use knarr_node::kubelet::{SelfFencing, TerminationResume};
 use serde_json::Value;
 
 use super::value::ValueError;
-use super::{Cidrs, Flags, LogFormat, Part, StoreEngine};
+use super::{Cidrs, LogFormat, Part, StoreEngine};
 
 /// A value, and the flag or the file and key that set it, for errors.
 struct Setting {
@@ -29,11 +29,9 @@ pub(super) struct Reader {
 }
 
 impl Reader {
-    pub(super) fn new(flags: &Flags, text: &str) -> Self {
-        let name = flags
-            .config
-            .as_ref()
-            .map_or_else(String::new, |p| p.display().to_string());
+    /// Of the text of a configuration file, which errors name.
+    pub(super) fn new(file: Option<&Path>, text: &str) -> Self {
+        let name = file.map_or_else(String::new, |p| p.display().to_string());
         let mut errors = Vec::new();
         let file = if text.trim().is_empty() {
             serde_json::Map::new()
