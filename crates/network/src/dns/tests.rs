@@ -1,25 +1,20 @@
-//! The answers of Kubernetes' DNS specification, and of unusual messages.
+//! The answers of Kubernetes' DNS specification.
 
-use std::collections::BTreeMap;
-use std::net::IpAddr;
+mod messages;
+mod upstream;
 
 use hickory_proto::op::{Message, Query as HickoryQuery};
 use hickory_proto::rr::{Name as HickoryName, RecordType};
 use knarr_api::k8s_openapi::api::core::v1 as core;
 use knarr_api::k8s_openapi::api::discovery::v1::EndpointSlice;
-use proptest::prelude::*;
 use serde_json::{Value, json};
 
-use super::cached::{Question, Reply, ReplyError};
-use super::forward::Forwarding;
 use super::message::{self, Section, Writer};
 use super::name::Name;
-use super::query::{self, Query, Rejected};
-use super::resolv_conf::ResolvConf;
 use super::reverse::Reverse;
 use super::search::{self, SearchList};
 use super::zone::{Answer, Outcome, View, Zone};
-use super::{record_type, response_code};
+use super::{query, record_type};
 use crate::catalog::{Catalog, ServiceKey};
 
 fn name(text: &str) -> Name {
@@ -422,204 +417,6 @@ fn n5_a_service_that_is_no_longer_headless_loses_its_reverse_names() {
     assert_eq!(cluster.ask(asked, record_type::PTR, None), format!("[{asked}.]"));
 }
 
-fn header(flags: u16, counts: [u16; 4]) -> Vec<u8> {
-    [0x1234, flags]
-        .iter()
-        .chain(&counts)
-        .flat_map(|n| n.to_be_bytes())
-        .collect()
-}
-
-#[test]
-fn n5_what_is_no_question_gets_a_header_or_nothing() {
-    let asked = b"\x01a\x00\x00\x01\x00\x01";
-    let with = |flags, counts, rest: &[u8]| [&header(flags, counts)[..], rest].concat();
-    let table: [(&str, Vec<u8>, Option<u16>); 9] = [
-        ("no header", vec![0; 11], None),
-        ("an answer", with(0x8000, [1, 0, 0, 0], asked), None),
-        (
-            "a notification",
-            with(0x2000, [1, 0, 0, 0], asked),
-            Some(response_code::NOT_IMPLEMENTED),
-        ),
-        (
-            "no question",
-            with(0, [0; 4], b""),
-            Some(response_code::FORMAT_ERROR),
-        ),
-        (
-            "two questions",
-            with(0, [2, 0, 0, 0], &[&asked[..], asked].concat()),
-            Some(response_code::FORMAT_ERROR),
-        ),
-        (
-            "half a question",
-            with(0, [1, 0, 0, 0], &asked[..4]),
-            Some(response_code::FORMAT_ERROR),
-        ),
-        (
-            "truncated",
-            with(0x0200, [1, 0, 0, 0], asked),
-            Some(response_code::FORMAT_ERROR),
-        ),
-        (
-            "a pointer to itself",
-            with(0, [1, 0, 0, 0], b"\xc0\x0c\x00\x01\x00\x01"),
-            Some(response_code::FORMAT_ERROR),
-        ),
-        (
-            "bytes behind it",
-            with(0, [1, 0, 0, 0], &[&asked[..], b"x"].concat()),
-            Some(response_code::FORMAT_ERROR),
-        ),
-    ];
-    for (what, bytes, expected) in table {
-        let rejected = query::read(&bytes).unwrap_err();
-        let mut out = Vec::new();
-        assert_eq!(
-            message::rejection(&mut out, &rejected),
-            expected.is_some(),
-            "{what}"
-        );
-        assert!(out.len() <= bytes.len(), "{what}: no amplification");
-        assert_eq!(expected.unwrap_or(2), message::code_of(&out), "{what}");
-    }
-    for (record_type, class, code) in [(252u16, 1u16, 5), (1, 3, 5), (249, 1, 4), (41, 1, 4)] {
-        let question = [
-            &b"\x01a\x00"[..],
-            &record_type.to_be_bytes(),
-            &class.to_be_bytes(),
-        ]
-        .concat();
-        let bytes = with(0x0100, [1, 0, 0, 0], &question);
-        match query::read(&bytes).unwrap_err() {
-            Rejected::Question { code: got, .. } => assert_eq!(got, code),
-            other => panic!("{other:?}"),
-        }
-    }
-    let future = with(
-        0,
-        [1, 0, 0, 1],
-        &[&asked[..], b"\x00\x00\x29\x04\xd0\x00\x01\x00\x00\x00\x00"].concat(),
-    );
-    let mut out = Vec::new();
-    message::rejection(&mut out, &query::read(&future).unwrap_err());
-    let decoded = Message::from_vec(&out).unwrap();
-    assert_eq!(
-        u16::from(decoded.metadata.response_code),
-        response_code::BAD_VERSION
-    );
-}
-
-#[test]
-fn n5_answers_that_do_not_fit_in_are_empty_and_truncated() {
-    let packet = question("big.default.svc.cluster.local", record_type::A);
-    let query = query::read(&packet).unwrap();
-    let record = |n: u8| message::Record {
-        owner: None,
-        ttl_seconds: 5,
-        data: message::Data::Address(IpAddr::from([10, 0, 0, n])),
-    };
-    for (limit, expected) in [(512, 0), (message::TCP_BYTES_MAX, 200)] {
-        let mut out = b"before".to_vec();
-        let mut writer = Writer::begin(&mut out, &query, limit);
-        (0..200).for_each(|n| writer.record(Section::Answer, &record(n)));
-        writer.finish(0, true);
-        let decoded = Message::from_vec(&out[6..]).unwrap();
-        assert_eq!(decoded.answers.len(), expected);
-        assert_eq!(decoded.metadata.truncation, expected == 0);
-        assert!(out.len() - 6 <= limit);
-    }
-}
-
-#[test]
-fn n5_the_configmap_is_read_whole_or_not_at_all() {
-    let data = |pairs: &[(&str, &str)]| -> BTreeMap<String, String> {
-        pairs
-            .iter()
-            .map(|(k, v)| (k.to_string(), v.to_string()))
-            .collect()
-    };
-    let read = Forwarding::parse(&data(&[
-        ("upstreams", "1.1.1.1, 8.8.8.8:5353\n[2001:db8::1]:53"),
-        (
-            "stubDomains",
-            r#"{"corp.example": ["10.0.0.1"], "eu.corp.example.": ["10.0.0.2"]}"#,
-        ),
-        ("hosts", "192.0.2.1 one two # three\n2001:db8::2\tone\n\n"),
-    ]))
-    .unwrap();
-    let servers = |asked: &str| read.servers(&name(asked), &[])[0].to_string();
-    assert_eq!(servers("example.com"), "1.1.1.1:53");
-    assert_eq!(servers("a.corp.example"), "10.0.0.1:53");
-    assert_eq!(servers("A.eu.corp.example"), "10.0.0.2:53");
-    assert_eq!(servers("acorp.example"), "1.1.1.1:53");
-    assert_eq!(read.host(&name("one"), record_type::A).unwrap().records.len(), 1);
-    assert_eq!(
-        read.host(&name("two"), record_type::AAAA).unwrap().end,
-        Outcome::NoData
-    );
-    assert_eq!(read.host(&name("three"), record_type::A), None);
-    let errors = Forwarding::parse(&data(&[
-        ("upstreams", "dns.example 0.0.0.0 1.1.1.1"),
-        ("stubDomains", "[]"),
-        ("hosts", "x one\n10.0.0.1 a..b"),
-    ]));
-    assert_eq!(errors.unwrap_err().len(), 5);
-    let conf = ResolvConf::parse("search a\nnameserver 1.1.1.1\nnameserver x\nsearch corp.example b # c\n");
-    assert_eq!(conf.servers.len(), 1);
-    assert_eq!(conf.domains[..2], [name("corp.example"), name("b")]);
-}
-
-/// What an upstream server sends: made by another implementation than ours.
-fn upstream_answer(asked: &Question, id: u16, ttl: u32) -> Vec<u8> {
-    use hickory_proto::rr::rdata::{A, CNAME};
-    use hickory_proto::rr::{RData, Record};
-    let query = Message::from_vec(&asked.message(id)).unwrap();
-    let mut answer = query.clone().into_response();
-    let owner = query.queries[0].name().clone();
-    let target = HickoryName::from_ascii("target.example.com.").unwrap();
-    answer.add_answer(Record::from_rdata(
-        owner,
-        ttl,
-        RData::CNAME(CNAME(target.clone())),
-    ));
-    answer.add_answer(Record::from_rdata(target, ttl, RData::A(A::new(192, 0, 2, 7))));
-    answer.to_vec().unwrap()
-}
-
-#[test]
-fn n5_cached_answers_carry_the_clients_id_case_and_edns_and_grow_older() {
-    let packet = question("WwW.eXample.com", record_type::A);
-    let query = query::read(&packet).unwrap();
-    let asked = Question::new(query.name.clone(), &query);
-    let bytes = upstream_answer(&asked, 9, 20);
-    assert_eq!(Reply::read(&bytes, &asked, 10), Err(ReplyError::Foreign));
-    let reply = Reply::read(&bytes, &asked, 9).unwrap();
-    assert_eq!(reply.lifetime_seconds, 20);
-    let mut out = Vec::new();
-    reply.write(&mut out, &query, 8, 512);
-    let decoded = Message::from_vec(&out).unwrap();
-    assert_eq!(decoded.metadata.id, 4711);
-    assert!(decoded.edns.is_none(), "the client did not offer it");
-    assert_eq!(decoded.queries[0].name().to_string(), "WwW.eXample.com.");
-    let records: Vec<_> = decoded
-        .answers
-        .iter()
-        .map(|r| (r.ttl, r.data.to_string()))
-        .collect();
-    // What the target shares with the question has the client's case, too.
-    assert_eq!(
-        records,
-        [(12, "target.eXample.com.".into()), (12, "192.0.2.7".into())]
-    );
-    out.clear();
-    reply.write(&mut out, &query, 8, 60);
-    assert!(out.len() <= 60 && Message::from_vec(&out).unwrap().metadata.truncation);
-    let whole = Message::from_vec(&reply.message(&asked, 8)).unwrap();
-    assert_eq!(whole.answers.iter().map(|r| r.ttl).collect::<Vec<_>>(), [12, 12]);
-}
-
 fn edns_question(asked: &str, record_type: u16, udp_bytes: u16) -> Vec<u8> {
     let mut bytes = question(asked, record_type);
     bytes[11] = 1;
@@ -627,82 +424,4 @@ fn edns_question(asked: &str, record_type: u16, udp_bytes: u16) -> Vec<u8> {
     bytes.extend(udp_bytes.to_be_bytes());
     bytes.extend([0; 6]);
     bytes
-}
-
-fn write_answer(cluster: &Cluster, query: &Query<'_>, limit: usize) -> Vec<u8> {
-    let answer = cluster.with_view(|view| search::resolve(view, None, &query.name, query.record_type));
-    let mut out = Vec::new();
-    let mut writer = Writer::begin(&mut out, query, limit);
-    answer
-        .records
-        .iter()
-        .for_each(|r| writer.record(Section::Answer, r));
-    writer.record(Section::Authority, &cluster.zone.authority(1));
-    answer
-        .additional
-        .iter()
-        .for_each(|r| writer.record(Section::Additional, r));
-    writer.finish(0, true);
-    out
-}
-
-proptest! {
-    #[test]
-    fn n5_no_bytes_make_the_reader_panic_or_the_answer_long(bytes in proptest::collection::vec(any::<u8>(), 0..700)) {
-        let cluster = cluster();
-        let mut out = Vec::new();
-        match query::read(&bytes) {
-            Ok(query) => out = write_answer(&cluster, &query, query.udp_limit()),
-            Err(rejected) => { message::rejection(&mut out, &rejected); }
-        }
-        prop_assert!(out.len() <= query::UDP_BYTES_MAX);
-        prop_assert!(out.is_empty() || Message::from_vec(&out).is_ok());
-    }
-
-    #[test]
-    fn n5_damaged_questions_neither_panic_nor_get_what_cannot_be_read(
-        flips in proptest::collection::vec((any::<proptest::sample::Index>(), any::<u8>()), 0..6),
-        cut in 0usize..120,
-        service in prop_oneof![Just("headless"), Just("kubernetes"), Just("_https._tcp.headless"), Just("inside")],
-        record_type in prop_oneof![Just(1u16), Just(28), Just(33), Just(255), Just(5)],
-        size in any::<u16>(),
-    ) {
-        let cluster = cluster();
-        let mut bytes = edns_question(&format!("{service}.default.svc.cluster.local"), record_type, size);
-        for (at, value) in flips {
-            let at = at.index(bytes.len());
-            bytes[at] = value;
-        }
-        bytes.truncate(bytes.len().saturating_sub(cut / 8));
-        if let Ok(query) = query::read(&bytes) {
-            let out = write_answer(&cluster, &query, query.udp_limit());
-            prop_assert!(out.len() <= query.udp_limit());
-            let decoded = Message::from_vec(&out);
-            prop_assert!(decoded.is_ok(), "{decoded:?}");
-            prop_assert_eq!(decoded.unwrap().edns.is_some(), query.edns.is_some());
-        }
-    }
-
-    #[test]
-    fn n5_no_bytes_of_an_upstream_server_make_the_cache_panic(
-        flips in proptest::collection::vec((any::<proptest::sample::Index>(), any::<u8>()), 0..8),
-        cut in 0usize..40,
-        limit in 0usize..600,
-    ) {
-        let packet = edns_question("www.example.com", 1, 1232);
-        let query = query::read(&packet).unwrap();
-        let asked = Question::new(query.name.clone(), &query);
-        let mut bytes = upstream_answer(&asked, 9, 20);
-        for (at, value) in flips {
-            let at = at.index(bytes.len());
-            bytes[at] = value;
-        }
-        bytes.truncate(bytes.len() - cut.min(bytes.len()));
-        if let Ok(reply) = Reply::read(&bytes, &asked, 9) {
-            let mut out = Vec::new();
-            reply.write(&mut out, &query, 3, limit);
-            prop_assert!(out.len() <= limit.max(12 + query.question.len() + 11));
-            reply.message(&asked, 3);
-        }
-    }
 }

@@ -1,0 +1,127 @@
+//! Which servers a question is forwarded to, and what is kept of their answers.
+
+use std::collections::BTreeMap;
+
+use hickory_proto::op::Message;
+use hickory_proto::rr::Name as HickoryName;
+use proptest::prelude::*;
+
+use super::{edns_question, name, question};
+use crate::dns::cached::{Question, Reply, ReplyError};
+use crate::dns::forward::Forwarding;
+use crate::dns::resolv_conf::ResolvConf;
+use crate::dns::zone::Outcome;
+use crate::dns::{query, record_type};
+
+#[test]
+fn n5_the_configmap_is_read_whole_or_not_at_all() {
+    let data = |pairs: &[(&str, &str)]| -> BTreeMap<String, String> {
+        pairs
+            .iter()
+            .map(|(k, v)| (k.to_string(), v.to_string()))
+            .collect()
+    };
+    let read = Forwarding::parse(&data(&[
+        ("upstreams", "1.1.1.1, 8.8.8.8:5353\n[2001:db8::1]:53"),
+        (
+            "stubDomains",
+            r#"{"corp.example": ["10.0.0.1"], "eu.corp.example.": ["10.0.0.2"]}"#,
+        ),
+        ("hosts", "192.0.2.1 one two # three\n2001:db8::2\tone\n\n"),
+    ]))
+    .unwrap();
+    let servers = |asked: &str| read.servers(&name(asked), &[])[0].to_string();
+    assert_eq!(servers("example.com"), "1.1.1.1:53");
+    assert_eq!(servers("a.corp.example"), "10.0.0.1:53");
+    assert_eq!(servers("A.eu.corp.example"), "10.0.0.2:53");
+    assert_eq!(servers("acorp.example"), "1.1.1.1:53");
+    assert_eq!(read.host(&name("one"), record_type::A).unwrap().records.len(), 1);
+    assert_eq!(
+        read.host(&name("two"), record_type::AAAA).unwrap().end,
+        Outcome::NoData
+    );
+    assert_eq!(read.host(&name("three"), record_type::A), None);
+    let errors = Forwarding::parse(&data(&[
+        ("upstreams", "dns.example 0.0.0.0 1.1.1.1"),
+        ("stubDomains", "[]"),
+        ("hosts", "x one\n10.0.0.1 a..b"),
+    ]));
+    assert_eq!(errors.unwrap_err().len(), 5);
+    let conf = ResolvConf::parse("search a\nnameserver 1.1.1.1\nnameserver x\nsearch corp.example b # c\n");
+    assert_eq!(conf.servers.len(), 1);
+    assert_eq!(conf.domains[..2], [name("corp.example"), name("b")]);
+}
+
+/// What an upstream server sends: made by another implementation than ours.
+fn upstream_answer(asked: &Question, id: u16, ttl: u32) -> Vec<u8> {
+    use hickory_proto::rr::rdata::{A, CNAME};
+    use hickory_proto::rr::{RData, Record};
+    let query = Message::from_vec(&asked.message(id)).unwrap();
+    let mut answer = query.clone().into_response();
+    let owner = query.queries[0].name().clone();
+    let target = HickoryName::from_ascii("target.example.com.").unwrap();
+    answer.add_answer(Record::from_rdata(
+        owner,
+        ttl,
+        RData::CNAME(CNAME(target.clone())),
+    ));
+    answer.add_answer(Record::from_rdata(target, ttl, RData::A(A::new(192, 0, 2, 7))));
+    answer.to_vec().unwrap()
+}
+
+#[test]
+fn n5_cached_answers_carry_the_clients_id_case_and_edns_and_grow_older() {
+    let packet = question("WwW.eXample.com", record_type::A);
+    let query = query::read(&packet).unwrap();
+    let asked = Question::new(query.name.clone(), &query);
+    let bytes = upstream_answer(&asked, 9, 20);
+    assert_eq!(Reply::read(&bytes, &asked, 10), Err(ReplyError::Foreign));
+    let reply = Reply::read(&bytes, &asked, 9).unwrap();
+    assert_eq!(reply.lifetime_seconds, 20);
+    let mut out = Vec::new();
+    reply.write(&mut out, &query, 8, 512);
+    let decoded = Message::from_vec(&out).unwrap();
+    assert_eq!(decoded.metadata.id, 4711);
+    assert!(decoded.edns.is_none(), "the client did not offer it");
+    assert_eq!(decoded.queries[0].name().to_string(), "WwW.eXample.com.");
+    let records: Vec<_> = decoded
+        .answers
+        .iter()
+        .map(|r| (r.ttl, r.data.to_string()))
+        .collect();
+    // What the target shares with the question has the client's case, too.
+    assert_eq!(
+        records,
+        [(12, "target.eXample.com.".into()), (12, "192.0.2.7".into())]
+    );
+    out.clear();
+    reply.write(&mut out, &query, 8, 60);
+    assert!(out.len() <= 60 && Message::from_vec(&out).unwrap().metadata.truncation);
+    let whole = Message::from_vec(&reply.message(&asked, 8)).unwrap();
+    assert_eq!(whole.answers.iter().map(|r| r.ttl).collect::<Vec<_>>(), [12, 12]);
+}
+
+proptest! {
+    #[test]
+    fn n5_no_bytes_of_an_upstream_server_make_the_cache_panic(
+        flips in proptest::collection::vec((any::<proptest::sample::Index>(), any::<u8>()), 0..8),
+        cut in 0usize..40,
+        limit in 0usize..600,
+    ) {
+        let packet = edns_question("www.example.com", 1, 1232);
+        let query = query::read(&packet).unwrap();
+        let asked = Question::new(query.name.clone(), &query);
+        let mut bytes = upstream_answer(&asked, 9, 20);
+        for (at, value) in flips {
+            let at = at.index(bytes.len());
+            bytes[at] = value;
+        }
+        bytes.truncate(bytes.len() - cut.min(bytes.len()));
+        if let Ok(reply) = Reply::read(&bytes, &asked, 9) {
+            let mut out = Vec::new();
+            reply.write(&mut out, &query, 3, limit);
+            prop_assert!(out.len() <= limit.max(12 + query.question.len() + 11));
+            reply.message(&asked, 3);
+        }
+    }
+}
