@@ -12,7 +12,7 @@ use knarr_apimachinery::codec::{self, DecodeError};
 use knarr_apimachinery::error::Error;
 use serde::de::DeserializeOwned;
 
-use crate::object::{AnyObject, Decoded};
+use crate::any_object::{AnyObject, Decoded};
 
 /// The Rust type of a kind.
 pub trait ApiType:
@@ -51,10 +51,6 @@ pub trait Ops: Send + Sync {
     fn field(&self, obj: &dyn AnyObject, path: &str) -> Result<String, Error>;
     /// Adds the kind's published schema, and all it refers to, to the generator's definitions.
     fn schema(&self, generator: &mut schemars::SchemaGenerator) -> schemars::Schema;
-    /// The rules of a custom kind; `None` for built-in ones.
-    fn custom(&self) -> Option<&crate::custom::CustomOps> {
-        None
-    }
 }
 
 /// The [`Ops`] of `T`.

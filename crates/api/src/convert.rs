@@ -7,8 +7,9 @@ use k8s_openapi::api::core::v1 as core;
 use k8s_openapi::api::events::v1 as events;
 use knarr_apimachinery::error::Error;
 
+use crate::any_object::AnyObject;
 use crate::kind::Kind;
-use crate::object::{AnyObject, Object};
+use crate::object::Object;
 use crate::registry::{EVENT, EVENTS_EVENT, HORIZONTAL_POD_AUTOSCALER, HORIZONTAL_POD_AUTOSCALER_V1};
 
 pub mod autoscaler;

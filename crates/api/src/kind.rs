@@ -11,8 +11,7 @@ use std::ops::Deref;
 use std::sync::{Arc, Weak};
 
 use crate::api_type::Ops;
-use crate::custom::CustomOps;
-use crate::custom::conversion::Webhook;
+use crate::custom::{CustomOps, Webhook};
 
 /// Whether objects of a kind live in a namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -94,6 +93,16 @@ impl NameList {
 pub enum KindOps {
     BuiltIn(&'static dyn Ops),
     Custom(Box<CustomOps>),
+}
+
+impl KindOps {
+    /// The rules of a custom kind; `None` for built-in ones.
+    pub fn custom(&self) -> Option<&CustomOps> {
+        match self {
+            KindOps::BuiltIn(_) => None,
+            KindOps::Custom(ops) => Some(ops),
+        }
+    }
 }
 
 impl Deref for KindOps {
@@ -314,10 +323,7 @@ impl KindInfo {
 
     /// The conversion webhook of this kind's definition, with the conversion strategy Webhook.
     pub fn webhook(&self) -> Option<&Arc<Webhook>> {
-        match &self.ops {
-            KindOps::BuiltIn(_) => None,
-            KindOps::Custom(ops) => ops.rules().webhook.as_ref(),
-        }
+        self.ops.custom()?.rules().webhook.as_ref()
     }
 
     pub fn is_converted_by_webhook(&self) -> bool {

@@ -12,7 +12,7 @@
 //! | how a kind's type is decoded, the fields that select its objects | `kinds/<kind>.rs`; [`ApiType`] |
 //! | questions about objects that several components ask (is a pod finished, what does it request) | `kinds/<kind>.rs` |
 //! | custom resources: objects, pruning, defaults, conversion, conditions of definitions | `custom/`; their schema: `knarr_cel::structural` |
-//! | the types below a kind, for merging; their types in expressions | `shape.rs`, `declared.rs` |
+//! | the types below a kind, for merging; their types in expressions | `shape.rs`, `shapes.rs`, `declared.rs` |
 //! | field ownership (server-side apply), patches | `managed_fields/`, `patch/` |
 //! | field selectors | `fields.rs` |
 //! | usage of ResourceQuotas | `quota/` |
@@ -20,6 +20,7 @@
 //!
 //! A [`Kind`] is a handle: static for built-in kinds, reference-counted for custom ones. Functions take `&Kind`; code that keeps one clones it.
 
+pub mod any_object;
 pub mod api_type;
 pub mod certificates;
 pub mod convert;
@@ -40,9 +41,11 @@ pub mod quota;
 pub mod registry;
 pub mod scale;
 pub mod shape;
+mod shapes;
 
+pub use any_object::AnyObject;
 pub use api_type::ApiType;
 pub use k8s_openapi;
 pub use key::ObjectKey;
 pub use kind::{Kind, Scope, Subresource, Verbs};
-pub use object::{AnyObject, Object, Shared};
+pub use object::{Object, Shared};

@@ -5,15 +5,17 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::apps::v1::{Deployment, ReplicaSet, StatefulSet};
-use k8s_openapi::api::autoscaling::v1::{Scale, ScaleSpec, ScaleStatus};
+use k8s_openapi::api::autoscaling::v1::Scale;
 use k8s_openapi::api::core::v1::ReplicationController;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use knarr_apimachinery::field::{ErrorList, Path};
 
-use crate::api_type::{ApiType, TypedOps};
+use crate::any_object::AnyObject;
+use crate::api_type::TypedOps;
 use crate::custom::CustomObject;
 use crate::kind::{Kind, KindInfo, KindNames, KindOps, NameList, Scope};
-use crate::object::{AnyObject, Object};
+use crate::kinds::scale::new_scale;
+use crate::object::Object;
 
 /// The kind Scale. It is not stored, so it is not in the registry.
 pub static SCALE: Kind = {
@@ -35,8 +37,6 @@ pub static SCALE: Kind = {
     };
     Kind::built_in(&INFO)
 };
-
-impl ApiType for Scale {}
 
 /// The object's scale; `None` for kinds that have none.
 pub fn get(kind: &Kind, object: &Object) -> Option<Scale> {
@@ -78,28 +78,6 @@ pub fn get(kind: &Kind, object: &Object) -> Option<Scale> {
         return None;
     };
     Some(new_scale(object.metadata(), replicas, current, &selector))
-}
-
-/// The scale of the object with this metadata: the desired and current replicas, and their selector.
-pub fn new_scale(meta: &ObjectMeta, desired: Option<i32>, current: Option<i32>, selector: &str) -> Scale {
-    Scale {
-        metadata: ObjectMeta {
-            name: meta.name.clone(),
-            namespace: meta.namespace.clone(),
-            uid: meta.uid.clone(),
-            resource_version: meta.resource_version.clone(),
-            creation_timestamp: meta.creation_timestamp.clone(),
-            ..ObjectMeta::default()
-        },
-        spec: Some(ScaleSpec {
-            // Go omits a zero.
-            replicas: desired.filter(|n| *n != 0),
-        }),
-        status: Some(ScaleStatus {
-            replicas: current.unwrap_or(0),
-            selector: Some(selector.to_string()).filter(|s| !s.is_empty()),
-        }),
-    }
 }
 
 fn selected(selector: Option<&LabelSelector>) -> String {

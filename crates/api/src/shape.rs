@@ -4,14 +4,11 @@ use std::collections::HashMap;
 use std::sync::{LazyLock, OnceLock};
 
 use k8s_openapi::api::autoscaling::v1::Scale;
+use k8s_openapi::api::core::v1::ConfigMap;
 use knarr_apimachinery::schema::Scalar;
 use knarr_apimachinery::schema::rules::{self, Rule};
 use schemars::SchemaGenerator;
 use serde_json::Value as Json;
-
-use crate::kind::Kind;
-use crate::registry;
-use crate::scale::SCALE;
 
 /// The type of a field's value.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -76,17 +73,6 @@ pub struct Shape {
 }
 
 impl Shape {
-    /// The shape of a registered kind; `None` for others.
-    pub fn of(kind: &Kind) -> Option<&'static Shape> {
-        static SHAPES: LazyLock<Vec<OnceLock<Shape>>> =
-            LazyLock::new(|| registry::ALL.iter().map(|_| OnceLock::new()).collect());
-        if *kind == SCALE {
-            return Some(Shape::of_scale());
-        }
-        let at = registry::ALL.iter().position(|k| *k == kind)?;
-        Some(SHAPES[at].get_or_init(|| Shape::build(|generator| kind.ops.schema(generator))))
-    }
-
     /// The shape of the scale subresource.
     pub fn of_scale() -> &'static Shape {
         static SCALE: LazyLock<Shape> =
@@ -94,7 +80,15 @@ impl Shape {
         &SCALE
     }
 
-    fn build(define: impl FnOnce(&mut SchemaGenerator) -> schemars::Schema) -> Shape {
+    /// The shape of ConfigMaps: metadata is of the same type in every kind.
+    pub(crate) fn of_config_map() -> &'static Shape {
+        static CONFIG_MAP: LazyLock<Shape> =
+            LazyLock::new(|| Shape::build(knarr_apimachinery::schema::define::<ConfigMap>));
+        &CONFIG_MAP
+    }
+
+    /// The shape of the type that `define` adds to a generator's definitions.
+    pub(crate) fn build(define: impl FnOnce(&mut SchemaGenerator) -> schemars::Schema) -> Shape {
         let mut generator = knarr_apimachinery::schema::generator("/$defs");
         let root = define(&mut generator).to_value();
         let definitions = generator.take_definitions(false);
@@ -193,10 +187,12 @@ mod tests {
     use knarr_apimachinery::descriptors;
 
     use super::*;
+    use crate::registry;
+    use crate::shapes::shape_of;
 
     #[test]
     fn a_pods_containers_are_a_list_merged_by_name() {
-        let shape = Shape::of(&registry::POD).expect("pods");
+        let shape = shape_of(&registry::POD).expect("pods");
         let spec = shape.type_named("io.k8s.api.core.v1.PodSpec").expect("a spec");
         let containers = spec.field("containers").expect("containers");
         assert_eq!(
@@ -216,7 +212,7 @@ mod tests {
         let mut seen = HashSet::new();
         for kind in registry::ALL {
             let of = descriptors::of_kind(&kind.api_version(), kind.kind());
-            let shape = Shape::of(kind).expect("a registered kind");
+            let shape = shape_of(kind).expect("a registered kind");
             assert_eq!(
                 of.map(descriptors::TypeDescriptor::published_name).as_deref(),
                 Some(shape.root())

@@ -12,7 +12,8 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use k8s_openapi::api::admissionregistration::v1::{ServiceReference, WebhookClientConfig};
-use knarr_api::custom::conversion::{self, ConversionRequest, Failure, Webhook};
+use knarr_api::custom::Webhook;
+use knarr_api::custom::conversion::{self, ConversionRequest, Failure};
 use knarr_api::{AnyObject, Kind, Object, convert, k8s_openapi};
 use knarr_apimachinery::Error;
 use parking_lot::Mutex;

@@ -18,8 +18,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use k8s_openapi::jiff::Timestamp;
 use k8s_openapi::kube_aggregator::pkg::apis::apiregistration::v1::APIService;
 use knarr_api::Kind;
+use knarr_api::any_object::AnyObject;
 use knarr_api::api_type::{ApiType, cast, cast_mut};
-use knarr_api::object::AnyObject;
 use knarr_apimachinery::error::Error;
 use knarr_apimachinery::field;
 

@@ -6,13 +6,15 @@
 
 pub mod bundle;
 pub mod der;
+mod error;
 mod name;
 mod request;
 #[cfg(test)]
 mod tests;
 
+pub use error::{MAX_REQUEST_BYTES, RequestError};
 pub use name::{AltName, AttributeType, StringType, Subject, SubjectAttribute, subject_alt_name};
-pub use request::{CertificateRequest, MAX_REQUEST_BYTES, RequestError};
+pub use request::CertificateRequest;
 
 /// The key of `spec.extra` under which the API server records where a request for a kubelet's serving certificate came from: an IP
 /// address, or [`IN_PROCESS`]. Whatever the requester's own attributes say under this key is replaced.

@@ -9,7 +9,7 @@ use der::asn1::{Ia5StringRef, ObjectIdentifier, PrintableStringRef};
 use der::{Encode, Tag};
 
 use super::der::{Element, context, element, sequence};
-use super::request::RequestError;
+use super::error::RequestError;
 
 /// The type of an attribute of a subject; those that Go's `pkix.Name` has, which Kubernetes' signers copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

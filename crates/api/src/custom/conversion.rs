@@ -3,32 +3,14 @@
 //!
 //! Of the metadata a webhook may change only labels and annotations. Nothing here calls the webhook.
 
-use std::sync::Arc;
-
-use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
-    CustomResourceConversion, CustomResourceDefinition, WebhookClientConfig,
-};
 use knarr_apimachinery::error::Error;
 use knarr_apimachinery::field::{ErrorList, Path};
 use knarr_apimachinery::meta;
 use serde_json::{Map, Value, json};
 
 use super::CustomObject;
+use crate::any_object::AnyObject;
 use crate::kind::Kind;
-use crate::object::AnyObject;
-
-/// The versions of ConversionReview that this server writes.
-const REVIEW_VERSIONS: [&str; 2] = ["v1", "v1beta1"];
-
-/// The webhook of a definition.
-#[derive(Debug, PartialEq)]
-pub struct Webhook {
-    /// The name of the CustomResourceDefinition.
-    pub definition: String,
-    pub client: WebhookClientConfig,
-    /// The first of the definition's versions that this server knows; `None` if it knows none.
-    pub review_version: Option<&'static str>,
-}
 
 /// Why a conversion failed, as the metric `apiserver_conversion_webhook_request_total` distinguishes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -70,23 +52,6 @@ impl Failure {
 impl From<Failure> for Error {
     fn from(failure: Failure) -> Self {
         Error::new(500, "", failure.to_string())
-    }
-}
-
-impl Webhook {
-    /// `None` for the strategy None.
-    pub(super) fn of(crd: &CustomResourceDefinition) -> Option<Arc<Webhook>> {
-        let conversion: &CustomResourceConversion = crd.spec.conversion.as_ref()?;
-        if conversion.strategy != "Webhook" {
-            return None;
-        }
-        let webhook = conversion.webhook.as_ref()?;
-        let mut versions = webhook.conversion_review_versions.iter();
-        Some(Arc::new(Webhook {
-            definition: crd.metadata.name.clone().unwrap_or_default(),
-            client: webhook.client_config.clone().unwrap_or_default(),
-            review_version: versions.find_map(|v| REVIEW_VERSIONS.into_iter().find(|known| known == v)),
-        }))
     }
 }
 

@@ -9,9 +9,9 @@ use knarr_apimachinery::codec::WithNulls;
 use serde::ser::{Serialize, SerializeMap, Serializer};
 use serde_json::{Map, Value};
 
-use super::ops::Rules;
+use super::rules::Rules;
+use crate::any_object::AnyObject;
 use crate::managed_fields::{FieldSetSerializer, Ownership};
-use crate::object::AnyObject;
 
 /// See the module. It carries the rules of the version it was read as.
 #[derive(Clone)]

@@ -4,45 +4,17 @@ use std::any::TypeId;
 use std::borrow::Cow;
 use std::sync::Arc;
 
-use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceSubresourceScale;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use knarr_apimachinery::codec::{self, DecodeError, StrictError};
 use knarr_apimachinery::error::Error;
 use knarr_cel::structural::Schema;
 use serde_json::{Map, Value};
 
-use super::conversion::Webhook;
 use super::object::CustomObject;
-use super::path::{self, JsonPath};
-use super::{PrinterColumn, published, shape};
+use super::rules::Rules;
+use super::{path, published, shape};
+use crate::any_object::{AnyObject, Decoded};
 use crate::api_type::Ops;
-use crate::object::AnyObject;
-use crate::object::Decoded;
-
-/// One version of a definition.
-pub struct Rules {
-    pub group: String,
-    pub version: String,
-    pub kind: String,
-    pub schema: Schema,
-    /// The schema as it was given.
-    pub json: Value,
-    pub has_status: bool,
-    pub scale: Option<CustomResourceSubresourceScale>,
-    /// For the `Warning` header of every request, where the version is deprecated.
-    pub deprecation: Option<String>,
-    /// The conversion webhook, with the conversion strategy Webhook.
-    pub webhook: Option<Arc<Webhook>>,
-    pub columns: Vec<PrinterColumn>,
-    /// Selectable fields, and their paths.
-    pub(super) selectable: Vec<(String, JsonPath)>,
-}
-
-impl Rules {
-    pub fn api_version(&self) -> String {
-        format!("{}/{}", self.group, self.version)
-    }
-}
 
 /// The [`Ops`] of a custom kind. Objects share its rules, and keep them when the definition has been changed.
 pub struct CustomOps {
@@ -165,10 +137,6 @@ fn split(value: Value, strict: &mut Vec<String>) -> Result<(ObjectMeta, Map<Stri
 impl Ops for CustomOps {
     fn type_of_objects(&self) -> TypeId {
         TypeId::of::<CustomObject>()
-    }
-
-    fn custom(&self) -> Option<&CustomOps> {
-        Some(self)
     }
 
     fn decode(&self, json: &[u8]) -> Result<Decoded, DecodeError> {

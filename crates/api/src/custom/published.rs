@@ -13,8 +13,7 @@ use knarr_apimachinery::schema;
 use schemars::SchemaGenerator;
 use serde_json::{Map, Value, json};
 
-use super::ops::Rules;
-use super::published_name;
+use super::rules::Rules;
 
 const PRESERVE: &str = "x-kubernetes-preserve-unknown-fields";
 const EMBEDDED: &str = "x-kubernetes-embedded-resource";
@@ -56,6 +55,13 @@ pub(super) fn schema(rules: &Rules, generator: &mut SchemaGenerator) -> schemars
     let name = published_name(&rules.group, &rules.version, &rules.kind);
     generator.definitions_mut().insert(name.clone(), schema);
     schemars::Schema::new_ref(format!("#{root}/{name}"))
+}
+
+/// The name of the schema in OpenAPI documents, which begins with the group's labels in reverse order.
+fn published_name(group: &str, version: &str, kind: &str) -> String {
+    let mut labels: Vec<&str> = group.split('.').collect();
+    labels.reverse();
+    format!("{}.{version}.{kind}", labels.join("."))
 }
 
 /// `apiVersion`, `kind` and `metadata`, described as every built-in kind describes them.

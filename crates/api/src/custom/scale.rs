@@ -5,7 +5,8 @@ use knarr_apimachinery::field::{Cause, ErrorList, FieldError};
 use serde_json::{Map, Value};
 
 use super::CustomObject;
-use crate::scale::new_scale;
+use crate::kinds::scale::new_scale;
+use crate::patch::{go_type, go_value};
 
 /// The largest number of replicas.
 const REPLICAS_MAX: i64 = i32::MAX as i64;
@@ -89,10 +90,10 @@ impl CustomObject {
                 Some(_) => continue,
                 None => format!(
                     "{path} accessor error: {} is of the type {}, expected int64",
-                    crate::patch::go_value(found),
+                    go_value(found),
                     match found {
                         Value::Null => "<nil>",
-                        other => crate::patch::strategic::go_type(other),
+                        other => go_type(other),
                     }
                 ),
             };

@@ -23,6 +23,7 @@ pub mod pod;
 mod replica_set;
 mod replication_controller;
 mod resource_slice;
+pub(crate) mod scale;
 mod secret;
 mod service;
 pub mod service_ips;

@@ -8,6 +8,7 @@ use serde_json::{Map, Value, json};
 use crate::kind::Kind;
 use crate::registry;
 use crate::shape::Shape;
+use crate::shapes::shape_of;
 
 /// An empty object of the kind, as Go encodes it: with structs that are not pointers, and some lists null; in
 /// Events also with times and names.
@@ -15,7 +16,7 @@ use crate::shape::Shape;
 /// Every creation is compared with it, so it is made once for each kind.
 pub fn blank(kind: &Kind) -> &'static Value {
     static EMPTY: LazyLock<Value> = LazyLock::new(|| json!({}));
-    match Shape::of(kind) {
+    match shape_of(kind) {
         Some(shape) => shape.blank.get_or_init(|| fill_blank(kind, shape)),
         None => &EMPTY,
     }

@@ -10,8 +10,7 @@ use serde_json::Value;
 
 use super::set::shown;
 use super::typed::Type;
-use crate::patch::strategic::go_type;
-use crate::patch::{go_syntax, go_value};
+use crate::patch::{go_syntax, go_type, go_value};
 use crate::shape::{self, Field, Shape};
 
 /// The schema errors of a value, with their paths.
@@ -22,7 +21,7 @@ pub fn errors(type_: Type<'_>, value: &Value) -> Vec<String> {
 }
 
 /// Why a value is not of this scalar type.
-pub fn mismatch(scalar: Scalar, value: &Value) -> Option<String> {
+fn mismatch(scalar: Scalar, value: &Value) -> Option<String> {
     let expected = match scalar {
         _ if scalar.takes(value) => return None,
         Scalar::Numeric => format!("expected numeric (int or float), got {}", go_type(value)),
@@ -48,7 +47,7 @@ fn check(type_: Type<'_>, value: &Value, path: &str, found: &mut Vec<String>) {
         return;
     }
     if let Type::Custom(node) = type_
-        && let Some(what) = node.mismatch(value)
+        && let Some(what) = node.scalar().and_then(|scalar| mismatch(scalar, value))
     {
         return say(found, path, &what);
     }
@@ -164,6 +163,7 @@ fn check_scalar(scalar: Option<Scalar>, value: &Value, path: &str, found: &mut V
 
 #[cfg(test)]
 mod tests {
+    use super::super::kind_type::type_of_kind;
     use super::*;
     use crate::kind::Kind;
     use crate::registry;
@@ -276,7 +276,7 @@ mod tests {
             ),
         ];
         for (kind, value, expected) in cases {
-            let root = Type::of_kind(kind).unwrap();
+            let root = type_of_kind(kind).unwrap();
             assert_eq!(errors(root, &value), expected, "{value}");
         }
     }

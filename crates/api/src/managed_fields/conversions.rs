@@ -20,7 +20,8 @@ use std::mem;
 
 use serde_json::Value;
 
-use super::typed::{self, Comparison, Type};
+use super::kind_type::type_of_kind;
+use super::values::{self, Comparison};
 use crate::convert;
 use crate::kind::Kind;
 use crate::registry;
@@ -142,14 +143,14 @@ impl<'a> Versions<'a> {
 
     fn compare(&mut self, version: &str) -> Option<Comparison> {
         if version == self.kind.api_version() {
-            return Some(typed::compare(Type::of_kind(self.kind)?, self.live, self.new));
+            return Some(values::compare(type_of_kind(self.kind)?, self.live, self.new));
         }
         // Both are requested before either is needed, so that one call of the webhook converts both.
         let live = self.conversions.convert(self.kind, self.live, version);
         let new = self.conversions.convert(self.kind, self.new, version);
         match (live, new) {
             (Converted::Object(kind, live), Converted::Object(_, new)) => {
-                Some(typed::compare(Type::of_kind(&kind)?, &live, &new))
+                Some(values::compare(type_of_kind(&kind)?, &live, &new))
             }
             (Converted::NoSuchVersion, _) | (_, Converted::NoSuchVersion) => None,
             _ => Some(Comparison::default()),

@@ -2,7 +2,7 @@
 //!
 //! Creations are frequent in a busy cluster. The object serializes itself, and the set is written meanwhile:
 //! no tree is built of either, no text is read, and atomic values are not traversed. The result is that of
-//! [`super::typed::compare`] with the blank object: the tests compare both.
+//! [`super::values::compare`] with the blank object: the tests compare both.
 
 mod keys;
 
@@ -17,11 +17,11 @@ use serde_json::{Error, Map, Value};
 use super::set::{FieldSet, Node, owns};
 use super::text::{Element, Writer};
 use super::typed::{self, Form, Type};
-use crate::object::AnyObject;
 use keys::Keys;
 
-/// The fields of `object` that `blank` does not have, or has at another value, as text; empty where there are none.
-/// ExcludedFields the fields in `reset` and all below them, and without those in `stripped`; both name fields only, no items of
+/// The fields of the object that `serialize` writes and that `blank` does not have, or has at another value, as text; empty where there
+/// are none.
+/// Without the fields in `reset` and all below them, and without those in `stripped`; both name fields only, no items of
 /// lists.
 ///
 /// # Errors
@@ -30,12 +30,12 @@ use keys::Keys;
 pub(super) fn created_fields(
     type_: Type<'_>,
     blank: &Value,
-    object: &dyn AnyObject,
+    serialize: impl FnOnce(FieldSetSerializer<'_, '_>) -> Result<Ownership, Error>,
     reset: &FieldSet,
     stripped: &FieldSet,
 ) -> Result<String, Error> {
     let mut out = Writer::with_capacity(TEXT_BYTES);
-    object.serialize_fields(FieldSetSerializer {
+    serialize(FieldSetSerializer {
         type_,
         blank: Some(blank),
         without: ExcludedFields {

@@ -165,7 +165,8 @@ mod tests {
     use proptest::prelude::*;
     use serde_json::json;
 
-    use super::super::typed::{self, Comparison, Type};
+    use super::super::kind_type::type_of_kind;
+    use super::super::values::{self, Comparison};
     use super::*;
     use crate::registry::POD;
 
@@ -224,12 +225,12 @@ mod tests {
     proptest! {
         #[test]
         fn comparing_what_differs_is_comparing_the_objects(left in pods(), right in pods()) {
-            let kind = Type::of_kind(&POD).unwrap();
+            let kind = type_of_kind(&POD).unwrap();
             let bytes = |v: &Value| serde_json::to_vec(v).unwrap();
             let mut carried = left.clone();
             carried["metadata"]["managedFields"] = json!([{"manager": "m"}]);
             let (l, r) = differing(&bytes(&carried), &bytes(&right)).unwrap();
-            let (whole, narrowed) = (typed::compare(kind, &left, &right), typed::compare(kind, &l, &r));
+            let (whole, narrowed) = (values::compare(kind, &left, &right), values::compare(kind, &l, &r));
             prop_assert_eq!(sets(whole), sets(narrowed), "{} {}", l, r);
         }
     }

@@ -5,7 +5,7 @@ use std::fmt;
 use std::mem;
 use std::sync::LazyLock;
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{FieldsV1, ManagedFieldsEntry, Time};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ManagedFieldsEntry;
 use k8s_openapi::jiff::Timestamp;
 use serde_json::Value;
 
@@ -14,82 +14,21 @@ use super::check;
 use super::conversions::{Conversions, Versions};
 use super::creation::created_fields;
 use super::differing::differing;
+use super::kind_type::type_of_kind;
+use super::manager_id::{MAX_UPDATE_MANAGERS, ManagerId, Operation};
 use super::reset::Reset;
 use super::set::FieldSet;
 use super::text;
-use super::typed::{self, Type};
 use super::unchanged::entries_if_unchanged;
+use super::values;
+use crate::any_object::AnyObject;
 use crate::kind::Kind;
-use crate::object::AnyObject;
 
-/// The most entries for updates that an object keeps; older ones are merged into one (`DefaultMaxUpdateManagers`).
-pub(super) const MAX_UPDATE_MANAGERS: usize = 10;
 const ANCIENT: &str = "ancient-changes";
 /// The manager of the fields that were set before the first apply.
 const BEFORE_FIRST_APPLY: &str = "before-first-apply";
 /// The annotation of `kubectl apply` without `--server-side`.
 pub const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Operation {
-    Apply,
-    Update,
-}
-
-/// The identity of a manager.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct ManagerId {
-    pub name: String,
-    pub operation: Operation,
-    /// For updates only: an applier has one entry for all versions.
-    pub(super) api_version: String,
-    pub subresource: String,
-}
-
-impl ManagerId {
-    pub fn new(name: &str, operation: Operation, kind: &Kind, subresource: &str) -> Self {
-        ManagerId {
-            name: if name.is_empty() {
-                "unknown".into()
-            } else {
-                name.into()
-            },
-            operation,
-            api_version: match operation {
-                Operation::Update => kind.api_version(),
-                Operation::Apply => String::new(),
-            },
-            subresource: subresource.into(),
-        }
-    }
-}
-
-impl ManagerId {
-    fn entry(self, fields: FieldsV1, api_version: String, time: Option<Timestamp>) -> ManagedFieldsEntry {
-        ManagedFieldsEntry {
-            manager: Some(self.name),
-            operation: Some(format!("{:?}", self.operation)),
-            api_version: Some(api_version),
-            time: time.map(Time),
-            fields_type: Some("FieldsV1".into()),
-            fields_v1: Some(fields),
-            subresource: Some(self.subresource).filter(|s| !s.is_empty()),
-        }
-    }
-}
-
-impl fmt::Display for ManagerId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:?}", self.name)?;
-        if !self.subresource.is_empty() {
-            write!(f, " with subresource {:?}", self.subresource)?;
-        }
-        match self.operation {
-            Operation::Update => write!(f, " using {}", self.api_version),
-            Operation::Apply => Ok(()),
-        }
-    }
-}
 
 #[derive(Clone, Debug)]
 pub(super) struct Fields {
@@ -318,11 +257,17 @@ impl Managed {
         by: ManagerId,
         now: Timestamp,
     ) -> Result<Option<Vec<ManagedFieldsEntry>>, serde_json::Error> {
-        let Some(root) = Type::of_kind(kind) else {
+        let Some(root) = type_of_kind(kind) else {
             return Ok(None);
         };
         let fields = match Reset::of(kind, &by.subresource) {
-            Reset::But(reset) => created_fields(root, blank(kind), object, &reset, &STRIPPED)?,
+            Reset::But(reset) => created_fields(
+                root,
+                blank(kind),
+                |serializer| object.serialize_fields(serializer),
+                &reset,
+                &STRIPPED,
+            )?,
             // No object is created through such a subresource.
             Reset::Only(_) => return Ok(None),
         };
@@ -412,7 +357,7 @@ impl Managed {
         (force, now): (bool, Timestamp),
         conversions: &mut Conversions,
     ) -> Result<Applied, ApplyError> {
-        let Some(root) = Type::of_kind(kind) else {
+        let Some(root) = type_of_kind(kind) else {
             return Err(ApplyError::Schema(vec![format!("{} has no schema", kind.kind())]));
         };
         let errors = check::errors(root, config);
@@ -424,8 +369,8 @@ impl Managed {
             self = self.update(kind, blank(kind), live, before, now);
         }
         let reset = Reset::of(kind, &by.subresource);
-        let merged = typed::merge(root, live, config);
-        let set = reset.keep(typed::fields_of(root, config));
+        let merged = values::merge(root, live, config);
+        let set = reset.keep(values::fields_of(root, config));
         let had = self.0.remove(&by);
         let time = had.as_ref().and_then(|h| h.time);
         let mine = Fields {
@@ -486,11 +431,11 @@ impl Managed {
         let Some((at_kind, merged_then)) = at_version(kind, &merged, &had.api_version) else {
             return merged;
         };
-        let Some(root) = Type::of_kind(&at_kind) else {
+        let Some(root) = type_of_kind(&at_kind) else {
             return merged;
         };
-        let last = typed::with_named_fields(root, &had.set);
-        let mut pruned = typed::remove(root, &merged_then, &last);
+        let last = values::with_named_fields(root, &had.set);
+        let mut pruned = values::remove(root, &merged_then, &last);
         // Keep the fields that some manager still owns,
         let mut versions: BTreeMap<&str, FieldSet> = BTreeMap::new();
         for fields in self.0.values() {
@@ -504,34 +449,34 @@ impl Managed {
             let Some((_, there)) = at_version(&at_kind, &pruned, version) else {
                 continue;
             };
-            let Some(root) = Type::of_kind(&kind_then) else {
+            let Some(root) = type_of_kind(&kind_then) else {
                 continue;
             };
-            let named = |set: &FieldSet| typed::with_named_fields(root, set);
-            let keep = named(&typed::fields_of(root, &there)).union(named(&owned));
-            let removed = named(&typed::fields_of(root, &merged)).difference(&keep);
-            let kept = typed::remove(root, &merged, &removed);
+            let named = |set: &FieldSet| values::with_named_fields(root, set);
+            let keep = named(&values::fields_of(root, &there)).union(named(&owned));
+            let removed = named(&values::fields_of(root, &merged)).difference(&keep);
+            let kept = values::remove(root, &merged, &removed);
             if let Some((_, kept)) = at_version(&kind_then, &kept, &had.api_version) {
                 pruned = kept;
             }
         }
         // and those that this applier never owned.
-        let there = typed::with_named_fields(root, &typed::fields_of(root, &pruned));
-        let all = typed::with_named_fields(root, &typed::fields_of(root, &merged_then));
+        let there = values::with_named_fields(root, &values::fields_of(root, &pruned));
+        let all = values::with_named_fields(root, &values::fields_of(root, &merged_then));
         let removed = all.difference(&there).intersection(&last);
-        let kept = typed::remove(root, &merged_then, &removed);
+        let kept = values::remove(root, &merged_then, &removed);
         at_version(&at_kind, &kept, &kind.api_version()).map_or(merged, |(_, kept)| kept)
     }
 }
 
 /// `config` merged into `live`, whatever the managers; or the errors of `config` by the kind's schema.
 pub fn merged(kind: &Kind, live: &Value, config: &Value) -> Result<Value, Vec<String>> {
-    let Some(root) = Type::of_kind(kind) else {
+    let Some(root) = type_of_kind(kind) else {
         return Err(vec![format!("{} has no schema", kind.kind())]);
     };
     let errors = check::errors(root, config);
     match errors.is_empty() {
-        true => Ok(typed::merge(root, live, config)),
+        true => Ok(values::merge(root, live, config)),
         false => Err(errors),
     }
 }
@@ -547,12 +492,12 @@ pub fn last_applied_fields(kind: &Kind, live: &Value) -> Option<FieldSet> {
     if last.get("apiVersion")?.as_str()? != kind.api_version() {
         return None;
     }
-    let root = Type::of_kind(kind)?;
+    let root = type_of_kind(kind)?;
     if !check::errors(root, &last).is_empty() {
         return None;
     }
-    let c = typed::compare(root, &last, live);
-    let set = typed::fields_of(root, &last);
+    let c = values::compare(root, &last, live);
+    let set = values::fields_of(root, &last);
     Some(
         set.difference(&c.modified)
             .difference(&c.added)

@@ -8,9 +8,9 @@ mod blank;
 mod check;
 mod conversions;
 mod creation;
-mod custom;
 mod differing;
-
+mod kind_type;
+mod manager_id;
 mod managers;
 mod reset;
 mod scale;
@@ -18,12 +18,13 @@ mod set;
 mod text;
 mod typed;
 mod unchanged;
+mod values;
 
 pub use blank::blank;
 pub use conversions::{Conversions, Missing};
 pub use creation::{FieldSetSerializer, Ownership};
+pub use manager_id::{ManagerId, Operation};
 pub use managers::{
-    Applied, ApplyError, Conflicts, LAST_APPLIED, Managed, ManagerId, Operation, is_reset,
-    last_applied_fields, merged,
+    Applied, ApplyError, Conflicts, LAST_APPLIED, Managed, is_reset, last_applied_fields, merged,
 };
 pub use set::FieldSet;

@@ -10,7 +10,7 @@ use serde::Deserialize;
 use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, Visitor};
 use serde_json::Value;
 
-use super::managers::{MAX_UPDATE_MANAGERS, ManagerId, Operation};
+use super::manager_id::{MAX_UPDATE_MANAGERS, ManagerId, Operation};
 use super::set::{FieldSet, Node, SELF, owns};
 
 /// The entries after `by` has written all of `changed`, if only its time changes; `None`

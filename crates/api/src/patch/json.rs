@@ -5,7 +5,8 @@
 use knarr_apimachinery::error::Error;
 use serde_json::{Map, Value};
 
-use super::{MAX_DEPTH, cannot_apply, depth, go_json_kind};
+use super::go::go_json_kind;
+use super::{MAX_DEPTH, cannot_apply, depth};
 
 /// How many operations one patch may have, as in Kubernetes.
 pub const MAX_OPERATIONS: usize = 10_000;

@@ -3,7 +3,7 @@
 use knarr_apimachinery::error::Error;
 use serde_json::{Map, Value};
 
-use super::go_json_kind;
+use super::go::go_json_kind;
 
 /// Rejects (400) JSON that is not a merge patch of an object. To be called before [`apply`].
 pub fn check(patch: &Value) -> Result<(), Error> {

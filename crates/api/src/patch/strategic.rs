@@ -9,9 +9,11 @@ use knarr_apimachinery::error::Error;
 use knarr_apimachinery::schema::rules::Strategy;
 use serde_json::{Map, Value};
 
-use super::{cannot_apply, go_value};
+use super::cannot_apply;
+use super::go::{GO_SLICE, go_json_kind, go_type, go_value};
 use crate::kind::Kind;
 use crate::shape::{self, Field, Shape};
+use crate::shapes::shape_of;
 
 const DIRECTIVE: &str = "$patch";
 const DELETE_FROM_LIST: &str = "$deleteFromPrimitiveList";
@@ -23,7 +25,7 @@ const RETAIN_KEYS: &str = "$retainKeys";
 /// undefined state.
 pub fn apply(kind: &Kind, doc: &mut Value, patch: &Value) -> Result<(), Error> {
     let shape =
-        Shape::of(kind).ok_or_else(|| Error::bad_request("strategic merge patch format is not supported"))?;
+        shape_of(kind).ok_or_else(|| Error::bad_request("strategic merge patch format is not supported"))?;
     apply_to(shape, doc, patch)
 }
 
@@ -39,7 +41,7 @@ fn apply_to(shape: &Shape, doc: &mut Value, patch: &Value) -> Result<(), Error> 
         other => {
             return Err(Error::bad_request(format!(
                 "json: cannot unmarshal {} into Go value of type map[string]interface {{}}",
-                super::go_json_kind(other)
+                go_json_kind(other)
             )));
         }
     };
@@ -92,22 +94,6 @@ impl PatchError {
             go_value(directive),
             go_value(&Value::Object(item))
         ))
-    }
-}
-
-const GO_MAP: &str = "map[string]interface {}";
-const GO_SLICE: &str = "[]interface {}";
-
-/// A JSON value's type in Go. Two numbers are of one type only if both or none are integers.
-pub(crate) fn go_type(value: &Value) -> &'static str {
-    match value {
-        Value::Null => "%!s(<nil>)",
-        Value::Bool(_) => "bool",
-        Value::Number(n) if n.is_i64() => "int64",
-        Value::Number(_) => "float64",
-        Value::String(_) => "string",
-        Value::Array(_) => GO_SLICE,
-        Value::Object(_) => GO_MAP,
     }
 }
 

@@ -4,8 +4,9 @@
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use knarr_api::Kind;
+use knarr_api::any_object::AnyObject;
 use knarr_api::custom::{CustomObject, Definition, version_order};
-use knarr_api::object::{AnyObject, Object};
+use knarr_api::object::Object;
 use serde_json::{Value, json};
 
 use crate::{KindStrategy, Part};

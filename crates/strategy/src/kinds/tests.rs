@@ -1,7 +1,7 @@
 //! Rules for all kinds: rows fit the columns, defaulting is idempotent, generations count only changes of the spec.
 
 use k8s_openapi::jiff::Timestamp;
-use knarr_api::object::AnyObject;
+use knarr_api::any_object::AnyObject;
 use knarr_api::registry::{self, ALL};
 use knarr_api::{Kind, Object};
 use serde_json::{Value, json};

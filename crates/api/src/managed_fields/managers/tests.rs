@@ -1,5 +1,6 @@
 //! Ownership of fields after updates and applies, compared with kube-apiserver's.
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde_json::json;
 
 use super::*;
@@ -298,8 +299,8 @@ fn a_heartbeat_changes_a_time_and_nothing_else() {
         at(1),
     );
     let entries = created.encode().unwrap();
-    let c = typed::compare(
-        Type::of_kind(&crate::registry::NODE).unwrap(),
+    let c = values::compare(
+        type_of_kind(&crate::registry::NODE).unwrap(),
         &beats[0],
         &beats[1],
     );

@@ -6,7 +6,8 @@ use std::collections::{HashMap, HashSet};
 
 use serde_json::{Map, Value};
 
-use super::{DIRECTIVE, ELEMENT_ORDER, GO_MAP, MergeType, PatchError, go_type, go_value, merge_map};
+use super::{DIRECTIVE, ELEMENT_ORDER, MergeType, PatchError, merge_map};
+use crate::patch::go::{GO_MAP, go_type, go_value};
 
 const NULL: &Value = &Value::Null;
 
