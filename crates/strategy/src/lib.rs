@@ -9,13 +9,14 @@
 //! | rules of metadata that hold for every kind | `metadata.rs` |
 //! | custom resources: validation, rules in CEL; definitions | `custom/` |
 //! | how objects are deleted | `strategy/deletion.rs` |
-//! | tables | `table.rs` |
+//! | columns and cells of tables; the Table | `table.rs`; `table_response.rs` |
 
 pub mod custom;
 pub mod kinds;
 pub mod metadata;
 mod strategy;
 pub mod table;
+pub mod table_response;
 
 pub use strategy::{
     DeletionPlan, DeletionRequest, DynStrategy, KindStrategy, MetadataChecks, Part, Strategy,

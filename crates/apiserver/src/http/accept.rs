@@ -1,7 +1,7 @@
 //! Negotiates the response's media type: JSON or YAML, and the object itself, a Table or PartialObjectMetadata.
 
 use knarr_apimachinery::Error;
-use knarr_strategy::table::Include;
+use knarr_strategy::table_response::Include;
 
 use crate::pipeline::with_empty_details;
 

@@ -12,7 +12,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Status, StatusD
 use k8s_openapi::jiff::Timestamp;
 use knarr_api::{Kind, Object, k8s_openapi};
 use knarr_apimachinery::{Error, codec};
-use knarr_strategy::table;
+use knarr_strategy::table_response;
 use serde_json::{Value, json};
 
 use super::accept::{Media, MediaTypeOptions, Shape};
@@ -64,13 +64,14 @@ impl HandlerResponse {
                     }
                     Shape::Table(include) => {
                         let version = object.revision().to_string();
-                        let head = table::Head {
+                        let head = table_response::Head {
                             resource_version: &version,
                             beta: format.media_type.beta,
-                            ..table::Head::default()
+                            ..table_response::Head::default()
                         };
                         let objects = std::slice::from_ref(&object);
-                        table::render_with(object.kind(), objects, include, format.now, &head)?.into()
+                        table_response::render_with(object.kind(), objects, include, format.now, &head)?
+                            .into()
                     }
                 };
                 bytes_response(code, bytes, format)
@@ -247,20 +248,20 @@ fn list(kind: &Kind, listed: ListResult, format: ResponseFormat) -> Result<Respo
         Shape::Metadata => Err(shape_mismatch("PartialObjectMetadata", "list", kind)),
         Shape::Table(include) => {
             let version = listed.revision.to_string();
-            let head = table::Head {
+            let head = table_response::Head {
                 resource_version: &version,
                 continue_token: &listed.continue_token,
                 remaining_item_count: listed.remaining,
                 no_headers: false,
                 beta: format.media_type.beta,
             };
-            let bytes = table::render_with(kind, &listed.items, include, format.now, &head)?;
+            let bytes = table_response::render_with(kind, &listed.items, include, format.now, &head)?;
             bytes_response(StatusCode::OK, bytes.into(), format)
         }
         Shape::MetadataList => {
             let mut bytes = format!(
                 r#"{{"kind":"PartialObjectMetadataList","apiVersion":"{}","metadata":{meta},"items":"#,
-                table::meta_version(format.media_type.beta)
+                table_response::meta_version(format.media_type.beta)
             )
             .into_bytes();
             if listed.items.is_empty() {
@@ -315,7 +316,7 @@ fn list(kind: &Kind, listed: ListResult, format: ResponseFormat) -> Result<Respo
 }
 
 fn metadata_only(meta: &ObjectMeta, beta: bool) -> Result<Vec<u8>, Error> {
-    let version = table::meta_version(beta);
+    let version = table_response::meta_version(beta);
     let mut bytes =
         format!(r#"{{"kind":"PartialObjectMetadata","apiVersion":"{version}","metadata":"#).into_bytes();
     codec::write(meta, &mut bytes).map_err(Error::internal)?;
@@ -434,7 +435,7 @@ impl Feed {
                         *empty.metadata_mut() = meta;
                         self.table(
                             &Arc::new(Object::from_typed(&kind, empty)),
-                            table::Include::Metadata,
+                            table_response::Include::Metadata,
                         )?
                     }
                 };
@@ -465,15 +466,15 @@ impl Feed {
     }
 
     /// Only the first Table of a watch has column definitions.
-    fn table(&mut self, object: &Arc<Object>, include: table::Include) -> Result<Vec<u8>, Error> {
+    fn table(&mut self, object: &Arc<Object>, include: table_response::Include) -> Result<Vec<u8>, Error> {
         let version = object.revision().to_string();
-        let head = table::Head {
+        let head = table_response::Head {
             resource_version: &version,
             no_headers: std::mem::replace(&mut self.columns_sent, true),
             beta: self.format.media_type.beta,
-            ..table::Head::default()
+            ..table_response::Head::default()
         };
         let objects = std::slice::from_ref(object);
-        table::render_with(object.kind(), objects, include, self.format.now, &head)
+        table_response::render_with(object.kind(), objects, include, self.format.now, &head)
     }
 }

@@ -11,8 +11,8 @@ use knarr_apimachinery::labels;
 use knarr_apimachinery::names;
 use knarr_cel::check::{Environment, Type};
 
+use super::admission_rule::check_rule;
 use super::checks::{all_invalid, label_selector, text};
-use super::webhook::check_rule;
 
 /// The variables that the CEL expressions of a policy may use.
 pub struct PolicyScope {

@@ -5,6 +5,7 @@ use k8s_openapi::api::*;
 use crate::Strategy;
 
 mod admission_policy;
+mod admission_rule;
 mod api_service;
 mod certificate_signing_request;
 pub(crate) mod checks;

@@ -7,7 +7,7 @@ use k8s_openapi::api::core::v1::{Service, ServiceSpec};
 use knarr_apimachinery::cidr::{Cidr, bits};
 use knarr_apimachinery::field::{ErrorList, Path};
 
-use super::checks::{Json, json_list, text};
+use super::checks::{json_list, text};
 use super::service::{NONE, is_headless, needs_cluster_ip, needs_node_port};
 
 /// The number of addresses of a range that can be allocated to services: without the base address and IPv4's broadcast address.
@@ -483,11 +483,6 @@ fn node_ports(service: &mut Service, old: Option<&Service>, allocators: &Allocat
 
 fn holds_health_check_port(old: Option<&Service>, port: i32) -> bool {
     old.and_then(|o| o.spec.as_ref()?.health_check_node_port) == Some(port)
-}
-
-/// A list of strings as error messages show it.
-pub(super) fn shown(values: Option<&[String]>) -> Json {
-    json_list(values.unwrap_or_default())
 }
 
 #[cfg(test)]

@@ -10,6 +10,7 @@ use knarr_apimachinery::field::{ErrorList, Path};
 use knarr_apimachinery::names;
 
 use super::admission_policy::check_conditions;
+use super::admission_rule::check_rule;
 use super::checks::{all_invalid, dns_subdomain, json, label_selector, port_number, text};
 
 pub(super) const REVIEW_VERSIONS: &[&str] = &["v1", "v1beta1"];
@@ -175,82 +176,6 @@ fn fully_qualified(name: &str, path: &Path, errors: &mut ErrorList) {
             name,
             "should be a domain with at least three segments separated by dots",
         );
-    }
-}
-
-pub(super) fn check_rule(rule: &RuleWithOperations, path: &Path, errors: &mut ErrorList) {
-    const OPERATIONS: &[&str] = &["*", "CONNECT", "CREATE", "DELETE", "UPDATE"];
-    let lists = [
-        ("operations", &rule.operations, "operations"),
-        ("apiGroups", &rule.api_groups, "API groups"),
-        ("apiVersions", &rule.api_versions, "API versions"),
-    ];
-    for (field, values, what) in lists {
-        let values = values.as_deref().unwrap_or(&[]);
-        let at = path.child(field);
-        if values.is_empty() {
-            errors.required(&at, "");
-        }
-        if values.len() > 1 && values.iter().any(|v| v == "*") {
-            errors.invalid(
-                &at,
-                json(values),
-                format!("if '*' is present, must not specify other {what}"),
-            );
-        }
-        for (i, value) in values.iter().enumerate() {
-            if field == "operations" && !OPERATIONS.contains(&value.as_str()) {
-                errors.not_supported_in_order(&at.index(i), value, OPERATIONS);
-            }
-            if field == "apiVersions" && value.is_empty() {
-                errors.required(&at.index(i), "");
-            }
-        }
-    }
-    let resources = rule.resources.as_deref().unwrap_or(&[]);
-    let at = path.child("resources");
-    if resources.is_empty() {
-        errors.required(&at, "");
-    }
-    // Each subresource is compared with the wildcards before it.
-    for (i, resource) in resources.iter().enumerate() {
-        if resource.is_empty() {
-            errors.required(&at.index(i), "");
-        }
-        let Some((of, subresource)) = resource.split_once('/') else {
-            continue;
-        };
-        for wildcard in [format!("{of}/*"), format!("*/{subresource}")] {
-            if resources[..i].contains(&wildcard) {
-                errors.invalid(
-                    &at.index(i),
-                    resource,
-                    format!("if '{wildcard}' is present, must not specify {resource}"),
-                );
-            }
-        }
-    }
-    if resources.len() > 1 && resources.iter().any(|r| r == "*/*") {
-        errors.invalid(
-            &at,
-            json(resources),
-            "if '*/*' is present, must not specify other resources",
-        );
-    }
-    // Only the last resource without a subresource is checked.
-    let last = resources.iter().rfind(|r| !r.is_empty() && !r.contains('/'));
-    if resources.iter().any(|r| r == "*") && last.is_some_and(|r| r != "*") {
-        errors.invalid(
-            &at,
-            json(resources),
-            "if '*' is present, must not specify other resources without subresources",
-        );
-    }
-    const SCOPES: &[&str] = &["*", "Cluster", "Namespaced"];
-    if let Some(scope) = &rule.scope
-        && !SCOPES.contains(&scope.as_str())
-    {
-        errors.not_supported_in_order(&path.child("scope"), scope, SCOPES);
     }
 }
 

@@ -19,8 +19,7 @@ use knarr_strategy::Part;
 use knarr_strategy::kinds::priority_class;
 use knarr_strategy::kinds::service_ips::{self, Allocators, NodePorts};
 use knarr_strategy::metadata;
-use knarr_strategy::table;
-use knarr_strategy::table::{Head, Include};
+use knarr_strategy::table_response::{self, Head, Include};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -277,7 +276,7 @@ impl Cluster {
                 page = &objects[limit..];
             }
         }
-        let bytes = table::render_with(target.kind, page, include, now(), &head).expect("a table");
+        let bytes = table_response::render_with(target.kind, page, include, now(), &head).expect("a table");
         let mut table = parse(&bytes);
         for column in table["columnDefinitions"].as_array_mut().into_iter().flatten() {
             column.as_object_mut().expect("a column").remove("description");

@@ -10,9 +10,10 @@ use knarr_apimachinery::field::{ErrorList, Path};
 use knarr_apimachinery::names;
 
 use crate::kinds::checks::{dns_label, dns_subdomain, text};
-use crate::kinds::pod::validation::volumes::{host_path, no_backsteps, required};
+use crate::kinds::pod::validation::local_paths::no_backsteps;
+use crate::kinds::pod::validation::volumes::host_path;
 use crate::kinds::pod::validation::{
-    volume_plugins as plugins,
+    required, volume_plugins as plugins,
     volume_plugins::{csi_driver, flex_options, is_iscsi_name},
 };
 

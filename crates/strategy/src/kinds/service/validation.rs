@@ -11,9 +11,8 @@ use super::{
     needs_cluster_ip, needs_health_check, spec_of, type_of,
 };
 use crate::kinds::checks::{
-    self, Json, PROTOCOLS, cidr, dns_subdomain, endpoint_ip, ip, json, qualified_name, text,
+    self, Json, PROTOCOLS, cidr, dns_subdomain, endpoint_ip, ip, json, json_list, qualified_name, text,
 };
-use crate::kinds::service_ips::shown;
 
 pub(super) fn validate(service: &Service, old: Option<&Service>) -> ErrorList {
     let mut errors = ErrorList::new();
@@ -483,4 +482,9 @@ pub(super) fn load_balancer_status(service: &Service, old: &Service, errors: &mu
             }
         }
     }
+}
+
+/// A list of strings as error messages show it.
+fn shown(values: Option<&[String]>) -> Json {
+    json_list(values.unwrap_or_default())
 }

@@ -90,7 +90,7 @@ fn seccomp(profile: &str, path: &Path, errors: &mut ErrorList) {
         return;
     }
     match profile.strip_prefix("localhost/") {
-        Some(file) => super::volumes::local_descending_path(file, path, errors),
+        Some(file) => super::local_paths::local_descending_path(file, path, errors),
         None => errors.invalid(path, profile, "must be a valid seccomp profile"),
     }
 }

@@ -8,7 +8,8 @@ use knarr_apimachinery::field::{ErrorList, Path};
 use knarr_apimachinery::names;
 use knarr_apimachinery::quantity::Quantity;
 
-use super::{all_invalid, every_container, text, volumes};
+use super::local_paths::no_backsteps;
+use super::{all_invalid, every_container, text};
 
 /// Fields of the pod that `fieldRef` of a variable supports.
 const FIELDS: [&str; 9] = [
@@ -123,7 +124,7 @@ fn file_key_ref(file: &FileKeySelector, path: &Path, errors: &mut ErrorList) {
     if file.path.is_empty() {
         errors.required(&at, "");
     } else {
-        volumes::no_backsteps(&file.path, &at, errors);
+        no_backsteps(&file.path, &at, errors);
     }
 }
 

@@ -7,6 +7,7 @@ mod annotations;
 mod containers;
 mod env;
 mod handlers;
+pub(in crate::kinds) mod local_paths;
 mod mounts;
 mod network;
 mod projected;
@@ -15,6 +16,7 @@ mod scheduling;
 mod security;
 mod status;
 mod update;
+mod volume_files;
 pub(in crate::kinds) mod volume_plugins;
 pub(in crate::kinds) mod volumes;
 mod windows;
@@ -249,6 +251,13 @@ pub fn validate_pod_spec(spec: &PodSpec, meta: Option<&ObjectMeta>, path: &Path)
     }
     env::file_key_volumes(spec, path, e);
     errors
+}
+
+/// Checks that there is a value.
+pub(in crate::kinds) fn required(value: &str, path: &Path, errors: &mut ErrorList) {
+    if value.is_empty() {
+        errors.required(path, "");
+    }
 }
 
 /// Checks a required value of an enum; the error lists the supported values in the given order.

@@ -5,7 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use k8s_openapi::api::core::v1::{Container, Volume, VolumeMount};
 use knarr_apimachinery::field::{ErrorList, Path};
 
-use super::{text, volumes};
+use super::local_paths::local_descending_path;
+use super::text;
 
 type Volumes<'a> = BTreeMap<&'a str, &'a Volume>;
 
@@ -44,7 +45,7 @@ pub(super) fn mounts(container: &Container, known: &Volumes<'_>, path: &Path, er
         let (sub_path, expression) = (text(&mount.sub_path), text(&mount.sub_path_expr));
         // From here on the paths lack the index, as in `ValidateVolumeMounts`.
         if !sub_path.is_empty() {
-            volumes::local_descending_path(sub_path, &path.child("subPath"), errors);
+            local_descending_path(sub_path, &path.child("subPath"), errors);
         }
         if !expression.is_empty() {
             if !sub_path.is_empty() {
@@ -54,7 +55,7 @@ pub(super) fn mounts(container: &Container, known: &Volumes<'_>, path: &Path, er
                     "subPathExpr and subPath are mutually exclusive",
                 );
             }
-            volumes::local_descending_path(expression, &path.child("subPathExpr"), errors);
+            local_descending_path(expression, &path.child("subPathExpr"), errors);
         }
         propagation(mount, container, &path.child("mountPropagation"), errors);
         recursive_read_only(mount, &path.child("recursiveReadOnly"), errors);

@@ -7,7 +7,9 @@ use std::collections::BTreeSet;
 use k8s_openapi::api::core::v1::{ProjectedVolumeSource, ServiceAccountTokenProjection};
 use knarr_apimachinery::field::{ErrorList, Path};
 
-use super::volumes::{downward_file, items, local_path, mode, required};
+use super::local_paths::local_path;
+use super::required;
+use super::volume_files::{downward_file, items, mode};
 
 /// Minimum `expirationSeconds` of a token.
 const TOKEN_SECONDS_MIN: i64 = 600;

@@ -8,7 +8,8 @@ use k8s_openapi::api::core::v1::{
 use knarr_apimachinery::field::{Cause, ErrorList, FieldError, Path, Shown};
 use knarr_apimachinery::names;
 
-use super::{every_container, volumes, windows};
+use super::local_paths::local_descending_path;
+use super::{every_container, windows};
 use crate::kinds::pod::internal;
 
 /// Maximum length of a sysctl's name in bytes.
@@ -153,7 +154,7 @@ fn seccomp(profile: Option<&SeccompProfile>, path: &Path, errors: &mut ErrorList
     let at = path.child("localhostProfile");
     match (of, &profile.localhost_profile) {
         ("Localhost", None) => errors.required(&at, "must be set when seccomp type is Localhost"),
-        ("Localhost", Some(file)) => volumes::local_descending_path(file, &at, errors),
+        ("Localhost", Some(file)) => local_descending_path(file, &at, errors),
         (_, Some(_)) => errors.push(FieldError {
             cause: Cause::Invalid,
             field: at.to_string(),

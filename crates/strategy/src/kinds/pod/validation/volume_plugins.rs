@@ -11,8 +11,8 @@ use k8s_openapi::api::core::v1::{
 use knarr_apimachinery::field::{ErrorList, Path};
 use knarr_apimachinery::names;
 
-use super::volumes::{local_descending_path, required};
-use super::{all_invalid, text};
+use super::local_paths::local_descending_path;
+use super::{all_invalid, required, text};
 
 /// Maximum length of a CSI driver's name in bytes.
 const CSI_DRIVER_MAX: usize = 63;

@@ -3,29 +3,18 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use k8s_openapi::api::core::v1::{
-    DownwardAPIVolumeFile, KeyToPath, PersistentVolumeClaimSpec, PersistentVolumeClaimTemplate, PodSpec,
-    Volume,
-};
+use k8s_openapi::api::core::v1::{PersistentVolumeClaimSpec, PersistentVolumeClaimTemplate, PodSpec, Volume};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use knarr_apimachinery::field::{ErrorList, Path};
 use knarr_apimachinery::meta;
 use knarr_apimachinery::names;
 use knarr_apimachinery::quantity::Quantity;
 
-use super::{all_invalid, env, one_of, projected, resource_requirements, text, volume_plugins};
+use super::local_paths::no_backsteps;
+use super::volume_files::{downward_file, items, mode};
+use super::{all_invalid, one_of, projected, required, resource_requirements, text, volume_plugins};
 use crate::kinds::checks::Json;
 
-/// Fields of the pod that `fieldRef` of a downwardAPI volume supports.
-const FIELDS: [&str; 5] = [
-    "metadata.name",
-    "metadata.namespace",
-    "metadata.labels",
-    "metadata.annotations",
-    "metadata.uid",
-];
-
-const FILE_MODE_DETAIL: &str = "must be a number between 0 and 0777 (octal), both inclusive";
 const ACCESS_MODES: [&str; 4] = [
     "ReadWriteOnce",
     "ReadOnlyMany",
@@ -232,12 +221,6 @@ fn source(volume: &Volume, meta: Option<&ObjectMeta>, path: &Path, errors: &mut 
     }
 }
 
-pub(in crate::kinds) fn required(value: &str, path: &Path, errors: &mut ErrorList) {
-    if value.is_empty() {
-        errors.required(path, "");
-    }
-}
-
 pub(in crate::kinds) fn host_path(
     source: &k8s_openapi::api::core::v1::HostPathVolumeSource,
     path: &Path,
@@ -261,69 +244,6 @@ pub(in crate::kinds) fn host_path(
         && !TYPES.contains(&of.as_str())
     {
         errors.not_supported(&path.child("type"), of, &TYPES);
-    }
-}
-
-pub(super) fn mode(mode: Option<i32>, path: &Path, errors: &mut ErrorList) {
-    if let Some(mode) = mode
-        && !(0..=0o777).contains(&mode)
-    {
-        errors.invalid(path, mode, FILE_MODE_DETAIL);
-    }
-}
-
-pub(super) fn items(items: Option<&[KeyToPath]>, path: &Path, errors: &mut ErrorList) {
-    for (i, item) in items.into_iter().flatten().enumerate() {
-        let at = path.index(i);
-        required(&item.key, &at.child("key"), errors);
-        required(&item.path, &at.child("path"), errors);
-        local_path(&item.path, &at.child("path"), errors);
-        mode(item.mode, &at.child("mode"), errors);
-    }
-}
-
-pub(super) fn downward_file(file: &DownwardAPIVolumeFile, path: &Path, errors: &mut ErrorList) {
-    required(&file.path, &path.child("path"), errors);
-    local_path(&file.path, &path.child("path"), errors);
-    match (&file.field_ref, &file.resource_field_ref) {
-        (Some(field), resource) => {
-            env::field_ref(field, &FIELDS, &path.child("fieldRef"), errors);
-            if resource.is_some() {
-                errors.invalid(
-                    path,
-                    "resource",
-                    "fieldRef and resourceFieldRef can not be specified simultaneously",
-                );
-            }
-        }
-        (None, Some(resource)) => {
-            env::resource_field_ref(resource, true, &path.child("resourceFieldRef"), errors);
-        }
-        (None, None) => errors.required(path, "one of fieldRef and resourceFieldRef is required"),
-    }
-    mode(file.mode, &path.child("mode"), errors);
-}
-
-/// Checks that a path has no `..` element.
-pub(in crate::kinds) fn no_backsteps(target: &str, path: &Path, errors: &mut ErrorList) {
-    if target.split('/').any(|part| part == "..") {
-        errors.invalid(path, target, "must not contain '..'");
-    }
-}
-
-/// Checks that a path is relative and has no `..` element.
-pub(super) fn local_descending_path(target: &str, path: &Path, errors: &mut ErrorList) {
-    if target.starts_with('/') {
-        errors.invalid(path, target, "must be a relative path");
-    }
-    no_backsteps(target, path, errors);
-}
-
-/// [`local_descending_path`] that also does not begin with `..`, which the kubelet reserves.
-pub(super) fn local_path(target: &str, path: &Path, errors: &mut ErrorList) {
-    local_descending_path(target, path, errors);
-    if target.starts_with("..") && !target.starts_with("../") {
-        errors.invalid(path, target, "must not start with '..'");
     }
 }
 
