@@ -11,7 +11,7 @@
 //!
 //! Any controller: `runner.rs` (keys), `executor.rs` (actions), `view.rs` (what it reads). The scheduler: `scheduler.rs`. Fence agents: `fencing.rs`.
 //! Scales and metrics of HorizontalPodAutoscalers: `podautoscaling.rs`. The garbage collector: `garbage_collector.rs`.
-//! Metrics of all of them: `metrics/`.
+//! Metrics of controllers: `metrics/`; of all control loops: `process_metrics.rs`.
 //!
 //! [`Controller::account`]: knarr_controllers::Controller::account
 
@@ -20,6 +20,7 @@ pub mod fencing;
 pub mod garbage_collector;
 mod metrics;
 pub mod podautoscaling;
+mod process_metrics;
 pub mod runner;
 pub mod scheduler;
 pub mod sweeper;
@@ -50,7 +51,8 @@ pub mod node_lifecycle {
     pub use knarr_controllers::node::zones::EvictionRates;
 }
 pub use knarr_scheduler::config as scheduler_config;
-pub use metrics::{ControllerMetrics, Metrics};
+pub use metrics::ControllerMetrics;
+pub use process_metrics::Metrics;
 pub use runner::Base;
 
 /// The lease for which several servers of one cluster compete: namespace and name.

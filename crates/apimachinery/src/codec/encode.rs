@@ -12,24 +12,8 @@ use serde::ser::{
 use serde_json::Value;
 use serde_json::value::RawValue;
 
-use super::value::{is_unset, to_plain_value};
+use super::value::{FIELDS_V1, integral, is_unset, null_index, to_plain_value};
 use crate::descriptors::{self, Place, TypeDescriptor};
-
-/// Up to 2^53 a double has an exact value for every integer.
-const EXACT_INTEGER_MAX: f64 = 9_007_199_254_740_992.0;
-
-/// The integer that Go writes for an integral number.
-pub(super) fn integral(v: f64) -> Option<i64> {
-    (v.fract() == 0.0 && v.abs() <= EXACT_INTEGER_MAX).then_some(v as i64)
-}
-
-/// The index of a field among those that may be null.
-pub(super) fn null_index(nulls: &[&str], key: &str) -> Option<usize> {
-    nulls.iter().position(|field| *field == key)
-}
-
-/// The type that typed objects have as text, and JSON as the object that the text is (see `managed_fields::text`).
-pub(super) const FIELDS_V1: &str = "FieldsV1";
 
 /// A value that is written with its nulls, and where it is.
 pub struct WithNulls<'a, T: ?Sized>(&'a T, Place);

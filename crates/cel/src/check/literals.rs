@@ -2,7 +2,7 @@
 
 use cel::common::ast::{EntryExpr, Expr, IdedExpr, ListExpr, LiteralValue, MapExpr};
 
-use super::infer::{Checked, TypeError};
+use super::checked::{Checked, TypeError};
 use super::types::Type;
 use crate::{timed, walk};
 

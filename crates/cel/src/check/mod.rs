@@ -3,6 +3,7 @@
 //! [`check`] finds the type of every part of an expression, or the errors with their positions, worded as by
 //! cel-go's compiler. Pure: an expression and its [`Environment`].
 
+mod checked;
 pub mod cost;
 mod declarations;
 pub mod declared;
@@ -12,9 +13,10 @@ mod infer;
 mod literals;
 mod types;
 
+pub use checked::{Checked, TypeError};
 pub use declared::Declared;
 pub use environment::Environment;
-pub use infer::{Checked, TypeError, check};
+pub use infer::check;
 pub use types::Type;
 
 pub(crate) use infer::qualified_name;

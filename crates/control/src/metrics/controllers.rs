@@ -46,7 +46,7 @@ impl Default for ControllerMetrics {
 }
 
 impl ControllerMetrics {
-    pub(super) fn new(registry: &Registry) -> Self {
+    pub(crate) fn new(registry: &Registry) -> Self {
         let controller = &["controller"];
         ControllerMetrics {
             queues: WorkqueueMetrics::new(registry),

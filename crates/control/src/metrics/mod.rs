@@ -1,45 +1,8 @@
-//! The metrics of the control loops, under the names of kube-controller-manager, kube-scheduler, client-go and controller-runtime.
+//! The metrics of controllers, under the names of kube-controller-manager, client-go and controller-runtime.
 
 mod controllers;
 mod workloads;
 
-use knarr_client::metrics::Registry;
-use knarr_client::metrics::leader_election::LeaderElectionMetrics;
-use knarr_client::metrics::reflector::ReflectorMetrics;
-
 pub use self::controllers::ControllerMetrics;
 pub(crate) use self::controllers::{Reconciled, queue_name};
 pub(crate) use self::workloads::{SyncAction, job_of};
-use crate::{podautoscaling, scheduler};
-
-/// The metrics of all control loops of a process. Clones share their values.
-#[derive(Clone, Debug)]
-pub struct Metrics {
-    registry: Registry,
-    pub(crate) leader_election: LeaderElectionMetrics,
-    pub(crate) reflectors: ReflectorMetrics,
-    pub(crate) controllers: ControllerMetrics,
-    pub(crate) autoscaling: podautoscaling::Metrics,
-    pub(crate) scheduler: scheduler::Metrics,
-}
-
-impl Default for Metrics {
-    fn default() -> Self {
-        let registry = Registry::default();
-        Metrics {
-            leader_election: LeaderElectionMetrics::new(&registry),
-            reflectors: ReflectorMetrics::new(&registry),
-            controllers: ControllerMetrics::new(&registry),
-            autoscaling: podautoscaling::Metrics::new(&registry),
-            scheduler: scheduler::Metrics::new(&registry),
-            registry,
-        }
-    }
-}
-
-impl Metrics {
-    /// The metrics in Prometheus' text format.
-    pub fn text(&self) -> String {
-        self.registry.text()
-    }
-}

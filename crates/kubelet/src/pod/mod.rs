@@ -14,6 +14,7 @@ mod allocation;
 mod back_off;
 mod barrier;
 pub(crate) mod clock_jump;
+mod condition;
 mod container;
 mod create;
 mod event;

@@ -8,8 +8,8 @@ use k8s_openapi::api::core::v1 as core;
 use k8s_openapi::jiff::Timestamp;
 use knarr_api::k8s_openapi;
 
+use super::condition::ConditionValue;
 use super::container::{Operation, StopReason, WaitingReason};
-use super::status::ConditionValue;
 use super::{Container, Pod, PodPhase, Role};
 
 const ACTION: &str = "RestartAllContainers";

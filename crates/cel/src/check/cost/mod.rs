@@ -10,8 +10,8 @@ use std::collections::HashMap;
 
 use cel::common::ast::{ComprehensionExpr, EntryExpr, Expr, IdedExpr, LiteralValue, SelectExpr};
 
+use super::checked::Checked;
 use super::declared::Declared;
-use super::infer::Checked;
 use super::types::Type;
 pub use range::Range;
 

@@ -6,6 +6,7 @@ use knarr_api::k8s_openapi;
 use knarr_apimachinery::time::seconds;
 
 use crate::eviction::TERMINATION_BY_KUBELET;
+use crate::pod::condition::ConditionValue;
 use crate::pod::{Pod, PodPhase, Role};
 
 /// The conditions that the kubelet owns; all others are kept as other components wrote them.
@@ -16,9 +17,6 @@ const OWN_CONDITIONS: [&str; 5] = [
     "ContainersReady",
     "PodScheduled",
 ];
-
-/// Whether a condition is true, and its reason and message.
-pub(in crate::pod) type ConditionValue = (bool, Option<String>, Option<String>);
 
 impl Pod {
     pub(super) fn conditions(

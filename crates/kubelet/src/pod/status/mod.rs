@@ -15,8 +15,6 @@ use super::clock_jump::moved;
 use super::{Action, Pod, PodPhase, restart_all};
 use crate::admission::Rejection;
 
-pub(super) use conditions::ConditionValue;
-
 /// Conditions that the kubelet owns and that exist only while they are true.
 const PASSING_CONDITIONS: [&str; 2] = ["PodResizePending", "PodResizeInProgress"];
 
