@@ -12,6 +12,31 @@ use parking_lot::Mutex;
 const SEEDS: u64 = 20;
 /// The most histories in which a mutant has to be found.
 const MUTATED_SEEDS: u64 = 30;
+/// The first history that a mutant is searched in, of those that seed 0 does not show. It only saves time: one mutant creates
+/// pods without end in most histories, which take minutes each.
+const SEARCHED_FIRST: &[(Mutation, u64)] = &[
+    (Mutation::LengthenTheGrace, 1),
+    (Mutation::ReplaceLost, 3),
+    (Mutation::KeepReleased, 4),
+    (Mutation::IgnoreTerminating, 2),
+    (Mutation::ForgetTerm, 2),
+    (Mutation::DetachByTimer, 24),
+    (Mutation::MountWithoutAttach, 7),
+    (Mutation::BelieveTheAgent, 3),
+    (Mutation::FenceItselfLate, 10),
+    (Mutation::ReportBeforeCommit, 2),
+    (Mutation::StartBeforePolicy, 1),
+    (Mutation::NeverStop, 1),
+    (Mutation::TakeStartedForDone, 4),
+    (Mutation::ForgetDaemonsOfANode, 24),
+    (Mutation::TakeSentForRenewed, 3),
+    (Mutation::TermWithoutBarrier, 5),
+    (Mutation::KeepRemoved, 1),
+    (Mutation::PreemptForEquals, 4),
+    (Mutation::UnstageEarly, 11),
+    (Mutation::DetachInUse, 8),
+    (Mutation::OfferTerminating, 2),
+];
 /// New random seeds in each run.
 const RANDOM_SEEDS: u64 = 2;
 /// Random seeds are below this, so that they stay readable.
@@ -183,8 +208,9 @@ fn s9_every_rule_holds_in_every_history() {
 /// The rules that the first histories with this mutant break, until its own rule is among them: one mutant may break
 /// several rules, and which is found first depends on the history.
 fn broken_by(mutation: Mutation) -> Vec<&'static str> {
+    let first = SEARCHED_FIRST.iter().find(|(of, _)| *of == mutation);
     let mut found = Vec::new();
-    for seed in 0..MUTATED_SEEDS {
+    for seed in first.map(|(_, seed)| *seed).into_iter().chain(0..MUTATED_SEEDS) {
         let report = dense(seed).mutation(mutation).run().unwrap();
         found.extend(report.violation.map(|v| v.rule));
         if found.contains(&mutation.rule()) {
