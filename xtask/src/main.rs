@@ -46,6 +46,7 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("knarr-kubelet", &["knarr-apimachinery", "knarr-api"]),
     ("knarr-network", &["knarr-apimachinery", "knarr-api"]),
     ("knarr-nftables", &[]),
+    ("knarr-shim", &[]),
     (
         "knarr-node-network",
         &[

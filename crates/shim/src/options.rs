@@ -1,0 +1,158 @@
+//! The options of a runtime in containerd's configuration (`containerd.runc.v1.Options`), and the copy of them that
+//! `delete` reads after the shim is gone.
+//!
+//! The copy has the names and the format of Go's shim (`options.json`, `runtime`), so that either shim can clean up
+//! after the other.
+
+use std::io;
+
+use containerd_shim_protos::protobuf::Message;
+use containerd_shim_protos::protobuf::well_known_types::any::Any;
+use containerd_shim_protos::shim::oci;
+use serde::{Deserialize, Serialize};
+
+use crate::bundle::{Bundle, MAX_SMALL_BYTES};
+
+/// The type of the options, as containerd names it. CRI sends them for every runtime whose type is
+/// `io.containerd.runc.v2`.
+const TYPE: &str = "containerd.runc.v1.Options";
+const FILE: &str = "options.json";
+/// The program alone, as Go's shim writes it besides.
+const PROGRAM_FILE: &str = "runtime";
+
+/// What the options say, as far as the shim obeys them.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Options {
+    /// The OCI runtime: a name in PATH, or a path. runc unless set.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub binary_name: String,
+    /// Where the OCI runtime keeps its state, without the namespace.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub root: String,
+    #[serde(skip_serializing_if = "is_false")]
+    pub systemd_cgroup: bool,
+    #[serde(skip_serializing_if = "is_false")]
+    pub no_pivot_root: bool,
+    #[serde(skip_serializing_if = "is_false")]
+    pub no_new_keyring: bool,
+    /// The cgroup of the shim itself.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub shim_cgroup: String,
+    /// The owner of the container's pipes.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub io_uid: u32,
+    #[serde(skip_serializing_if = "is_zero")]
+    pub io_gid: u32,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "the signature that serde calls")]
+fn is_false(value: &bool) -> bool {
+    !value
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "the signature that serde calls")]
+fn is_zero(value: &u32) -> bool {
+    *value == 0
+}
+
+impl Options {
+    /// From an encoded `Any`, as `start` gets it on standard input; empty means none.
+    pub fn from_encoded(bytes: &[u8]) -> io::Result<Self> {
+        Options::from_any(&Any::parse_from_bytes(bytes)?)
+    }
+
+    /// From a request; no type means none. Another type is an error: it would be ignored silently otherwise.
+    pub fn from_any(any: &Any) -> io::Result<Self> {
+        if any.type_url.is_empty() {
+            return Ok(Options::default());
+        }
+        if any.type_url.rsplit('/').next() != Some(TYPE) {
+            let message = format!("options of type {:?} instead of {TYPE}", any.type_url);
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, message));
+        }
+        let options = oci::Options::parse_from_bytes(&any.value)?;
+        Ok(Options {
+            binary_name: options.binary_name,
+            root: options.root,
+            systemd_cgroup: options.systemd_cgroup,
+            no_pivot_root: options.no_pivot_root,
+            no_new_keyring: options.no_new_keyring,
+            shim_cgroup: options.shim_cgroup,
+            io_uid: options.io_uid,
+            io_gid: options.io_gid,
+        })
+    }
+
+    pub fn write(&self, bundle: &Bundle) -> io::Result<()> {
+        bundle.write(FILE, &serde_json::to_vec(self)?)?;
+        bundle.write(PROGRAM_FILE, self.binary_name.as_bytes())
+    }
+
+    /// What was written; none if nothing was (the container was never created).
+    pub fn read(bundle: &Bundle) -> io::Result<Self> {
+        match bundle.read(FILE, MAX_SMALL_BYTES) {
+            Ok(bytes) => Ok(serde_json::from_slice(&bytes)?),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(Options::default()),
+            Err(e) => Err(e),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn any(kind: &str, options: &oci::Options) -> Any {
+        Any {
+            type_url: kind.into(),
+            value: options.write_to_bytes().unwrap(),
+            ..Any::default()
+        }
+    }
+
+    #[test]
+    fn options_are_read_from_either_spelling_of_their_type_and_from_no_other() {
+        let message = oci::Options {
+            binary_name: "crun".into(),
+            root: "/r".into(),
+            systemd_cgroup: true,
+            io_uid: 7,
+            ..oci::Options::default()
+        };
+        for kind in [TYPE, "type.googleapis.com/containerd.runc.v1.Options"] {
+            let options = Options::from_any(&any(kind, &message)).unwrap();
+            assert_eq!(
+                (
+                    options.binary_name.as_str(),
+                    options.systemd_cgroup,
+                    options.io_uid
+                ),
+                ("crun", true, 7)
+            );
+        }
+        assert!(Options::from_any(&any("runtimeoptions.v1.Options", &message)).is_err());
+        assert_eq!(Options::from_encoded(b"").unwrap(), Options::default());
+        assert!(Options::from_encoded(b"\xff").is_err());
+    }
+
+    #[test]
+    fn what_was_written_is_read_also_if_gos_shim_wrote_it() {
+        let directory = tempfile::tempdir().unwrap();
+        let bundle = Bundle::open(directory.path()).unwrap();
+        assert_eq!(Options::read(&bundle).unwrap(), Options::default());
+        let options = Options {
+            root: "/r".into(),
+            ..Options::default()
+        };
+        options.write(&bundle).unwrap();
+        assert_eq!(
+            std::fs::read_to_string(directory.path().join(FILE)).unwrap(),
+            r#"{"root":"/r"}"#
+        );
+        assert_eq!(Options::read(&bundle).unwrap(), options);
+        let go = br#"{"binary_name":"runc","root":"/r","criu_path":"/c","systemd_cgroup":true}"#;
+        bundle.write(FILE, go).unwrap();
+        assert!(Options::read(&bundle).unwrap().systemd_cgroup);
+    }
+}
