@@ -1,21 +1,33 @@
 //! The options of a runtime in containerd's configuration (`containerd.runc.v1.Options`), and the copy of them that
 //! `delete` reads after the shim is gone.
 //!
+//! CRI sends options of that type only for runtimes whose `runtime_type` is `io.containerd.runc.v2`. For a runtime that is
+//! named by its path they are `runtimeoptions.v1.Options`, which have the path of a file (`ConfigPath`): here a file of
+//! the format of `options.json`.
+//!
 //! The copy has the names and the format of Go's shim (`options.json`, `runtime`), so that either shim can clean up
 //! after the other.
 
-use std::io;
+use std::ffi::OsString;
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::unix::ffi::OsStringExt;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 
-use containerd_shim_protos::protobuf::Message;
 use containerd_shim_protos::protobuf::well_known_types::any::Any;
+use containerd_shim_protos::protobuf::{CodedInputStream, Message};
 use containerd_shim_protos::shim::oci;
+use rustix::fs::{CWD, Mode, OFlags, openat};
 use serde::{Deserialize, Serialize};
 
 use crate::bundle::{Bundle, MAX_SMALL_BYTES};
 
-/// The type of the options, as containerd names it. CRI sends them for every runtime whose type is
-/// `io.containerd.runc.v2`.
+/// The types of options, as containerd names them.
 const TYPE: &str = "containerd.runc.v1.Options";
+const TYPE_WITH_FILE: &str = "runtimeoptions.v1.Options";
+/// The tag of `config_path` in the latter: field 2, a string.
+const CONFIG_PATH_TAG: u32 = 2 << 3 | 2;
 const FILE: &str = "options.json";
 /// The program alone, as Go's shim writes it besides.
 const PROGRAM_FILE: &str = "runtime";
@@ -67,9 +79,13 @@ impl Options {
         if any.type_url.is_empty() {
             return Ok(Options::default());
         }
-        if any.type_url.rsplit('/').next() != Some(TYPE) {
-            let message = format!("options of type {:?} instead of {TYPE}", any.type_url);
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, message));
+        match any.type_url.rsplit('/').next() {
+            Some(TYPE) => {}
+            Some(TYPE_WITH_FILE) => return Options::from_file(&config_path(&any.value)?),
+            _ => {
+                let message = format!("options of type {:?} instead of {TYPE}", any.type_url);
+                return Err(io::Error::new(io::ErrorKind::InvalidInput, message));
+            }
         }
         let options = oci::Options::parse_from_bytes(&any.value)?;
         Ok(Options {
@@ -82,6 +98,31 @@ impl Options {
             io_uid: options.io_uid,
             io_gid: options.io_gid,
         })
+    }
+
+    /// From a file that containerd's configuration names; no name means none. It says which program root runs, so only
+    /// root may be able to write it.
+    fn from_file(path: &Path) -> io::Result<Self> {
+        if path.as_os_str().is_empty() {
+            return Ok(Options::default());
+        }
+        let failed = |kind, what| io::Error::new(kind, format!("{}: {what}", path.display()));
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::NOFOLLOW;
+        let file = File::from(
+            openat(CWD, path, flags, Mode::empty())
+                .map_err(|e| failed(io::Error::from(e).kind(), "cannot be opened"))?,
+        );
+        let metadata = file.metadata()?;
+        let writable = metadata.mode() & 0o022 != 0;
+        if metadata.uid() != rustix::process::geteuid().as_raw() || writable {
+            return Err(failed(
+                io::ErrorKind::PermissionDenied,
+                "other users can write it",
+            ));
+        }
+        let mut bytes = Vec::new();
+        file.take(MAX_SMALL_BYTES).read_to_end(&mut bytes)?;
+        Ok(serde_json::from_slice(&bytes)?)
     }
 
     pub fn write(&self, bundle: &Bundle) -> io::Result<()> {
@@ -97,6 +138,24 @@ impl Options {
             Err(e) => Err(e),
         }
     }
+}
+
+/// The field `config_path` of `runtimeoptions.v1.Options`, for which containerd-shim-protos has no type. All of its fields
+/// are strings or bytes.
+fn config_path(message: &[u8]) -> io::Result<PathBuf> {
+    let mut input = CodedInputStream::from_bytes(message);
+    let mut path = Vec::new();
+    while !input.eof()? {
+        let tag = input.read_raw_varint32()?;
+        if tag & 7 != CONFIG_PATH_TAG & 7 {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+        let bytes = input.read_bytes()?;
+        if tag == CONFIG_PATH_TAG {
+            path = bytes;
+        }
+    }
+    Ok(PathBuf::from(OsString::from_vec(path)))
 }
 
 #[cfg(test)]
@@ -131,9 +190,50 @@ mod tests {
                 ("crun", true, 7)
             );
         }
-        assert!(Options::from_any(&any("runtimeoptions.v1.Options", &message)).is_err());
+        assert!(Options::from_any(&any("runtimeoptions.v2.Options", &message)).is_err());
         assert_eq!(Options::from_encoded(b"").unwrap(), Options::default());
         assert!(Options::from_encoded(b"\xff").is_err());
+    }
+
+    #[test]
+    fn options_may_be_in_a_file_that_only_root_can_write() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("shim.json");
+        std::fs::write(&path, r#"{"binary_name":"crun","systemd_cgroup":true}"#).unwrap();
+        let mode = |mode| {
+            std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(mode)).unwrap()
+        };
+        mode(0o600);
+        // type_url = 1, config_path = 2, config_body = 3
+        let text = path.display().to_string();
+        let mut value = vec![0x0a, 1, b't', 0x12, u8::try_from(text.len()).unwrap()];
+        value.extend(text.as_bytes());
+        value.extend([0x1a, 1, 0]);
+        let any = Any {
+            type_url: TYPE_WITH_FILE.into(),
+            value,
+            ..Any::default()
+        };
+        let options = Options::from_any(&any).unwrap();
+        assert_eq!(
+            (options.binary_name.as_str(), options.systemd_cgroup),
+            ("crun", true)
+        );
+        mode(0o666);
+        assert_eq!(
+            Options::from_any(&any).unwrap_err().kind(),
+            io::ErrorKind::PermissionDenied
+        );
+        std::fs::remove_file(&path).unwrap();
+        assert_eq!(
+            Options::from_any(&any).unwrap_err().kind(),
+            io::ErrorKind::NotFound
+        );
+        let none = Any {
+            type_url: TYPE_WITH_FILE.into(),
+            ..Any::default()
+        };
+        assert_eq!(Options::from_any(&none).unwrap(), Options::default());
     }
 
     #[test]

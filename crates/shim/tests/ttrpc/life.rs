@@ -356,14 +356,18 @@ fn without_a_pid_namespace_of_its_own_what_a_container_leaves_is_killed_with_it(
     });
     container.start("").unwrap();
     assert_eq!(container.wait("").unwrap().exit_status, 4);
-    let pids = container.task.pids(
-        wait(),
-        &PidsRequest {
+    eventually("what it left is killed", || {
+        let request = PidsRequest {
             id: container.id.clone(),
             ..PidsRequest::default()
-        },
-    );
-    assert!(pids.unwrap().processes.is_empty());
+        };
+        container
+            .task
+            .pids(wait(), &request)
+            .unwrap()
+            .processes
+            .is_empty()
+    });
     container.delete("").unwrap();
     container.shutdown();
 }
