@@ -111,6 +111,7 @@ const LAYERS: &[(&str, &[&str])] = &[
             "knarr-node",
             "knarr-network",
             "knarr-node-network",
+            "knarr-shim",
         ],
     ),
 ];

@@ -46,6 +46,13 @@ pub enum StoreEngine {
     Etcd,
 }
 
+/// The shim of new containers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ShimChoice {
+    RuncV2,
+    Rust,
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LogFormat {
     Human,
@@ -66,6 +73,7 @@ pub struct Config {
     /// `None`: the node's address, or loopback where the API server is in the same process.
     pub kubelet_listen: Option<SocketAddr>,
     pub containerd: PathBuf,
+    pub shim: ShimChoice,
     pub cni_bin_dir: PathBuf,
     /// `None`: knarr's own.
     pub sandbox_image: Option<String>,
@@ -176,6 +184,11 @@ impl Config {
                 "containerd",
                 |s| Ok(PathBuf::from(s)),
             ),
+            shim: reader.get("shim", "--shim", &flags.shim, "runc-v2", |s| match s {
+                "runc-v2" => Ok(ShimChoice::RuncV2),
+                "rust" => Ok(ShimChoice::Rust),
+                _ => Err(ValueError::expected("runc-v2 or rust")),
+            }),
             cni_bin_dir: reader.get(
                 "cniBinDir",
                 "--cni-bin-dir",

@@ -88,7 +88,10 @@ fn command_line(args: impl IntoIterator<Item = OsString>) -> Result<Cli, clap::E
 }
 
 fn main() -> ExitCode {
-    // containerd runs this program for every pod, as the CNI plugin.
+    // containerd runs this program for every pod, as the shim (which forks) and as the CNI plugin.
+    if let Some(code) = knarr_shim::run_if_called() {
+        return code;
+    }
     if let Some(code) = knarr_node_network::pods::cni::run_if_called() {
         return code;
     }

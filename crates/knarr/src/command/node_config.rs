@@ -2,11 +2,11 @@
 
 use std::path::PathBuf;
 
-use knarr_node::containerd::ContainerdConfig;
+use knarr_node::containerd::{ContainerdConfig, Shim};
 use knarr_node::images;
 use knarr_node::kubelet::configuration::CgroupDriver;
 
-use crate::config::{Config, Part};
+use crate::config::{Config, Part, ShimChoice};
 
 /// The configuration of the containerd of this data directory.
 pub fn containerd_config(config: &Config) -> ContainerdConfig {
@@ -28,7 +28,16 @@ pub fn containerd_config(config: &Config) -> ContainerdConfig {
             .clone()
             .unwrap_or_else(|| images::PAUSE.into()),
         systemd_cgroup: config.kubelet.cgroup_driver == CgroupDriver::Systemd,
+        shim: match config.shim {
+            ShimChoice::RuncV2 => Shim::RuncV2,
+            ShimChoice::Rust => Shim::Knarr { program: program() },
+        },
     }
+}
+
+/// The path of this program. It is known wherever /proc is mounted, without which no node runs.
+fn program() -> PathBuf {
+    std::env::current_exe().unwrap_or_else(|_| "/proc/self/exe".into())
 }
 
 /// The node's resolv.conf, which pods get in addition to the cluster DNS.

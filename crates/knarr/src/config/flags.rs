@@ -132,6 +132,10 @@ pub struct Flags {
     /// The containerd program that knarr starts and restarts [default: containerd].
     #[arg(long, env = "KNARR_CONTAINERD", value_name = "PROGRAM", global = true, help_heading = heading::NODE)]
     pub containerd: Option<String>,
+    /// Shim of new containers: `runc-v2` (containerd's) or `rust` (knarr's own, smaller and faster)
+    /// [default: runc-v2].
+    #[arg(long, env = "KNARR_SHIM", value_name = "SHIM", global = true, help_heading = heading::NODE)]
+    pub shim: Option<String>,
     /// Sandbox (pause) image [default: one that knarr builds].
     #[arg(long, env = "KNARR_SANDBOX_IMAGE", value_name = "IMAGE", global = true, help_heading = heading::NODE)]
     pub sandbox_image: Option<String>,

@@ -12,7 +12,7 @@ use knarr_node::kubelet::{SelfFencing, TerminationResume};
 use serde_json::Value;
 
 use super::value::ValueError;
-use super::{Cidrs, LogFormat, Part, StoreEngine};
+use super::{Cidrs, LogFormat, Part, ShimChoice, StoreEngine};
 
 /// A value, and the flag or the file and key that set it, for errors.
 struct Setting {
@@ -157,6 +157,7 @@ fallback! {
     Vec<IpAddr> => Vec::new(),
     u8 => 0,
     StoreEngine => StoreEngine::Memory,
+    ShimChoice => ShimChoice::RuncV2,
     i64 => 0,
     f64 => 0.0,
     usize => 0,

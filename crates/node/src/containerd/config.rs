@@ -4,6 +4,7 @@ use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
 use super::ContainerdError;
+use super::shim::Shim;
 
 /// Linux' number of CAP_SYS_RESOURCE (linux/capability.h).
 const CAP_SYS_RESOURCE: u32 = 24;
@@ -25,6 +26,8 @@ pub struct ContainerdConfig {
     pub sandbox_image: String,
     /// Containers' groups are made by systemd.
     pub systemd_cgroup: bool,
+    /// The shim of new containers.
+    pub shim: Shim,
 }
 
 impl ContainerdConfig {
@@ -51,6 +54,13 @@ impl ContainerdConfig {
     /// runs, so this is also what a running one has read.
     pub(super) fn is_written(&self) -> bool {
         crate::host_fs::read_to_string(self.file()).is_ok_and(|text| text == self.text())
+    }
+
+    /// Makes what containerd is to find next to its configuration.
+    pub(super) fn install(&self) -> Result<(), ContainerdError> {
+        self.shim
+            .install(&self.root, self.systemd_cgroup)
+            .map_err(|(path, source)| ContainerdError::Write { path, source })
     }
 
     pub(super) fn write(&self) -> Result<(), ContainerdError> {
@@ -118,19 +128,14 @@ disabled_plugins = [
     snapshotter = "overlayfs"
     default_runtime_name = "runc"
 
-    [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
-      runtime_type = "io.containerd.runc.v2"
-
-      [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
-        SystemdCgroup = {systemd}
-"#,
+{runtime}"#,
             root = q(&self.root.join("root")),
             state = q(&self.run.join("state")),
             socket = q(&self.socket()),
             ttrpc = q(&self.run.join("containerd.sock.ttrpc")),
             opt = q(&self.root.join("opt")),
             sandbox = self.sandbox_image,
-            systemd = self.systemd_cgroup,
+            runtime = self.shim.section("runc", &self.root, self.systemd_cgroup),
             bin = q(&self.cni_bin),
             conf = q(&self.cni_conf),
         );
@@ -173,6 +178,7 @@ mod tests {
             cni_conf: "/d/cni".into(),
             sandbox_image: "pause:1".into(),
             systemd_cgroup: true,
+            shim: Shim::RuncV2,
         };
         assert!(config.render(true).contains("SystemdCgroup = true"));
         assert!(config.render(true).contains("restrict_oom_score_adj = true"));

@@ -8,6 +8,7 @@
 mod config;
 mod netns;
 mod process;
+mod shim;
 mod shims;
 
 use std::convert::Infallible;
@@ -25,6 +26,7 @@ use crate::runtime::cri::Cri;
 use crate::runtime::{Runtime, RuntimeError};
 
 pub use config::{ContainerdConfig, can_lower_oom_score};
+pub use shim::Shim;
 
 /// How long a start may take until the socket accepts connections.
 const START_LIMIT: Duration = Duration::from_secs(30);
@@ -99,6 +101,7 @@ impl Containerd {
         if len > SOCKET_PATH_MAX {
             return Err(ContainerdError::SocketPath { path: socket, len });
         }
+        config.install()?;
         let process = match adopt(&config).await? {
             Some(leftover) => leftover,
             None => {

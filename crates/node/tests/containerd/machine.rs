@@ -11,7 +11,7 @@ use knarr_client::fake::FakeApi;
 use knarr_client::{Api, DeleteOptions, ListOptions, Shared, SystemClock, TypedApi};
 use knarr_kubelet::configuration::{ImageGc, KubeletConfiguration};
 use knarr_kubelet::eviction::Settings;
-use knarr_node::containerd::{Containerd, ContainerdConfig, stop_leftover};
+use knarr_node::containerd::{Containerd, ContainerdConfig, Shim, stop_leftover};
 use knarr_node::network::{PodNetwork, remove_bridge};
 use knarr_node::runtime::{Runtime, cri::Cri};
 use knarr_node::teardown::stop_pods;
@@ -125,6 +125,7 @@ impl Machine {
             cni_conf: at("cni"),
             sandbox_image: images::PAUSE.into(),
             systemd_cgroup: false,
+            shim: Shim::RuncV2,
         }
     }
 

@@ -8,7 +8,7 @@ use k8s_cri::v1;
 use k8s_openapi::api::core::v1::Pod;
 use knarr_api::k8s_openapi;
 use knarr_kubelet::ids::{ContainerId, SandboxId};
-use knarr_node::containerd::{Containerd, ContainerdConfig};
+use knarr_node::containerd::{Containerd, ContainerdConfig, Shim};
 use knarr_node::images;
 use knarr_node::runtime::Runtime;
 use knarr_node::runtime::cri::Cri;
@@ -113,6 +113,7 @@ impl Node {
             cni_conf: at("cni"),
             sandbox_image: images::PAUSE.into(),
             systemd_cgroup: false,
+            shim: Shim::RuncV2,
         };
         let cancel = CancellationToken::new();
         let containerd = Containerd::start(config, cancel.clone()).await.unwrap();

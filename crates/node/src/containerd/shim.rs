@@ -1,0 +1,129 @@
+//! The shim that containerd starts for each pod: Go's, or knarr's own, which is a mode of knarr's program under another name.
+//!
+//! A runtime is named by the path of its shim, which containerd supports from 1.6.0. The option `runtime_path` is not used:
+//! containerd 1.6.0 to 1.6.20 and 1.7.0 read it and ignore it. For a runtime that is named by its path, CRI passes the options
+//! as the path of a file.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// The name under which knarr's program is the shim (`knarr_shim::NAME`).
+const NAME: &str = "containerd-shim-knarr-v2";
+
+/// Which shim containers get that are created from now on. Those that run keep theirs.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Shim {
+    /// containerd's, found by its name next to containerd or in PATH.
+    #[default]
+    RuncV2,
+    /// knarr's.
+    Knarr {
+        /// A program whose `main` calls `knarr_shim::run_if_called` first.
+        program: PathBuf,
+    },
+}
+
+impl Shim {
+    /// The runtime's section of containerd's configuration. `root` has what [`install`](Self::install) makes.
+    pub(super) fn section(&self, runtime: &str, root: &Path, systemd_cgroup: bool) -> String {
+        let (kind, option) = match self {
+            Shim::RuncV2 => (
+                "io.containerd.runc.v2".to_owned(),
+                format!("SystemdCgroup = {systemd_cgroup}"),
+            ),
+            Shim::Knarr { .. } => {
+                let options = options_file(root).display().to_string();
+                (
+                    link(root).display().to_string(),
+                    format!("ConfigPath = {options:?}"),
+                )
+            }
+        };
+        let table = format!(r#"plugins."io.containerd.grpc.v1.cri".containerd.runtimes.{runtime}"#);
+        format!("    [{table}]\n      runtime_type = {kind:?}\n\n      [{table}.options]\n        {option}\n")
+    }
+
+    /// Makes the link by which containerd finds the shim, and the file of its options. The link stays when another shim is
+    /// configured: containerd runs it to clean up after containers that were created with it.
+    pub(super) fn install(&self, root: &Path, systemd_cgroup: bool) -> Result<(), (PathBuf, io::Error)> {
+        let Shim::Knarr { program } = self else {
+            return Ok(());
+        };
+        let failed = |path: &Path| {
+            let path = path.to_path_buf();
+            move |e| (path, e)
+        };
+        let directory = directory(root);
+        crate::host_fs::create_dir_all(&directory).map_err(failed(&directory))?;
+        let link = link(root);
+        if !crate::host_fs::read_link(&link).is_ok_and(|target| target == *program) {
+            let part = directory.join("part");
+            match crate::host_fs::remove_file(&part) {
+                Err(e) if e.kind() != io::ErrorKind::NotFound => return Err((part, e)),
+                _ => {}
+            }
+            crate::host_fs::symlink(program, &part).map_err(failed(&part))?;
+            crate::host_fs::rename(&part, &link).map_err(failed(&link))?;
+        }
+        let options = options_file(root);
+        let text = format!("{{\"systemd_cgroup\":{systemd_cgroup}}}\n");
+        crate::host_fs::write(&options, text).map_err(failed(&options))
+    }
+}
+
+fn directory(root: &Path) -> PathBuf {
+    root.join("shim")
+}
+
+fn link(root: &Path) -> PathBuf {
+    directory(root).join(NAME)
+}
+
+fn options_file(root: &Path) -> PathBuf {
+    directory(root).join("options.json")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn gos_shim_is_named_and_knarrs_is_a_path() {
+        let go = Shim::RuncV2.section("runc", Path::new("/d"), true);
+        assert!(
+            go.contains(r#"runtime_type = "io.containerd.runc.v2""#) && go.contains("SystemdCgroup = true")
+        );
+        let knarr = Shim::Knarr {
+            program: "/usr/bin/knarr".into(),
+        };
+        let knarr = knarr.section("runc", Path::new("/d"), true);
+        assert!(
+            knarr.contains(r#"runtime_type = "/d/shim/containerd-shim-knarr-v2""#),
+            "{knarr}"
+        );
+        assert!(
+            knarr.contains(r#"ConfigPath = "/d/shim/options.json""#),
+            "{knarr}"
+        );
+    }
+
+    #[test]
+    #[allow(clippy::disallowed_methods, reason = "the test reads what it made by name")]
+    fn the_link_follows_the_program() {
+        let root = tempfile::tempdir().unwrap();
+        for program in ["/old/knarr", "/new/knarr", "/new/knarr"] {
+            let shim = Shim::Knarr {
+                program: program.into(),
+            };
+            shim.install(root.path(), false).unwrap();
+            assert_eq!(std::fs::read_link(link(root.path())).unwrap(), Path::new(program));
+        }
+        let options = std::fs::read_to_string(options_file(root.path())).unwrap();
+        assert_eq!(options, "{\"systemd_cgroup\":false}\n");
+        Shim::RuncV2.install(root.path(), false).unwrap();
+        assert!(
+            std::fs::read_link(link(root.path())).is_ok(),
+            "containers may still have it"
+        );
+    }
+}
