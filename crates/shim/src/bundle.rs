@@ -65,10 +65,10 @@ impl Bundle {
 
     /// Reads a file of at most `limit` bytes; a longer one is an error.
     pub fn read(&self, name: &str, limit: u64) -> io::Result<Vec<u8>> {
-        let mut bytes = Vec::new();
-        self.open_file(name, OFlags::RDONLY)?
-            .take(limit + 1)
-            .read_to_end(&mut bytes)?;
+        let file = self.open_file(name, OFlags::RDONLY)?;
+        let length = file.metadata()?.len().min(limit);
+        let mut bytes = Vec::with_capacity(usize::try_from(length).unwrap_or(0) + 1);
+        file.take(limit + 1).read_to_end(&mut bytes)?;
         if bytes.len() as u64 > limit {
             return Err(io::Error::new(
                 io::ErrorKind::FileTooLarge,

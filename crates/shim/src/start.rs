@@ -48,6 +48,8 @@ pub fn run(arguments: &Arguments) -> Result<(), CommandError> {
             file: ADDRESS,
             source,
         })?;
+    // The shim's process does not keep it open.
+    drop(bundle);
     if let Claimed::Listener(listener) = claimed
         && let Err(e) = serve(arguments, &address, listener)
     {
