@@ -116,7 +116,9 @@ impl Machine {
         for argument in arguments {
             match *argument {
                 "IMAGE" => command.arg(IMAGE),
-                "run" => command.args(["run", "--runtime", SHIM]),
+                "run" => command
+                    .args(["run", "--runtime", SHIM, "--fifo-dir"])
+                    .arg(self.path("fifo")),
                 argument => match argument.strip_prefix('@') {
                     Some(name) => command.arg(self.id(name)),
                     None => command.arg(argument),

@@ -224,7 +224,7 @@ impl Pod {
         let bundle = self.path("bundles").join(&id);
         std::fs::create_dir_all(bundle.join("rootfs")).unwrap();
         let mut spec = Pod::spec(arguments, change);
-        spec["linux"]["cgroupsPath"] = format!("/{NAMESPACE}/{id}").into();
+        spec["linux"]["cgroupsPath"] = format!("/{id}").into();
         std::fs::write(bundle.join("config.json"), spec.to_string()).unwrap();
         // A file in place of containerd's FIFO: a failed test prints it.
         std::fs::write(bundle.join("log"), "").unwrap();
