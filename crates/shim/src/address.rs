@@ -56,14 +56,7 @@ impl Address {
     /// Finds the shim that serves, or makes its socket.
     pub fn claim(&self) -> io::Result<Claimed> {
         make_directory(Path::new(DIRECTORY))?;
-        let directory = openat(
-            CWD,
-            DIRECTORY,
-            OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC,
-            Mode::empty(),
-        )?;
-        // Released when the directory is closed.
-        flock(&directory, FlockOperation::LockExclusive)?;
+        let _lock = lock()?;
         if self.is_served() {
             return Ok(Claimed::Served);
         }
@@ -82,8 +75,19 @@ impl Address {
         Ok(Claimed::Listener(socket))
     }
 
+    /// Removes the socket if no process accepts its connections. Returns whether one does.
+    pub fn remove_if_abandoned(&self) -> io::Result<bool> {
+        // Without the lock it could be the new socket of another `start`.
+        let _lock = lock()?;
+        let served = self.is_served();
+        if !served {
+            self.remove();
+        }
+        Ok(served)
+    }
+
     /// Whether a process accepts connections.
-    pub fn is_served(&self) -> bool {
+    fn is_served(&self) -> bool {
         let connected = socket().and_then(|socket| {
             let address = SocketAddrUnix::new(self.path.as_path())?;
             match connect(&socket, &address) {
@@ -98,6 +102,14 @@ impl Address {
     pub fn remove(&self) {
         let _ = rustix::fs::unlink(self.path.as_path());
     }
+}
+
+/// The directory, locked until it is closed.
+fn lock() -> io::Result<OwnedFd> {
+    let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC;
+    let directory = openat(CWD, DIRECTORY, flags, Mode::empty())?;
+    flock(&directory, FlockOperation::LockExclusive)?;
+    Ok(directory)
 }
 
 fn socket() -> io::Result<OwnedFd> {

@@ -42,7 +42,13 @@ pub fn run(arguments: &Arguments) -> Result<(), CommandError> {
         file: "directory",
         source,
     })?;
+    let address = bundle.read_string(ADDRESS).ok();
+    let address = address.and_then(|text| Address::parse(&text));
     if let Ok(bytes) = bundle.read(DELETED, MAX_SMALL_BYTES) {
+        // Served as long as the group has other containers.
+        if let Some(address) = address {
+            let _ = address.remove_if_abandoned();
+        }
         return print(&bytes);
     }
     // Everything is tried: what is left behind would stay for ever.
@@ -53,13 +59,8 @@ pub fn run(arguments: &Arguments) -> Result<(), CommandError> {
     {
         warn(format_args!("cannot unmount the root file system: {e}"));
     }
-    if let Some(address) = bundle
-        .read_string(ADDRESS)
-        .ok()
-        .and_then(|text| Address::parse(&text))
-        && is_abandoned(&address)
-    {
-        address.remove();
+    if let Some(address) = address {
+        remove_address(&address);
     }
     let pid = bundle
         .read_pid(INIT_PID)
@@ -84,16 +85,15 @@ fn print(bytes: &[u8]) -> Result<(), CommandError> {
         .map_err(|source| CommandError::Output { source })
 }
 
-/// Whether no process serves it (any more). A killed process closes its connections, on which containerd calls this, and its
-/// listener in no particular order.
-fn is_abandoned(address: &Address) -> bool {
+/// Removes the address of a killed shim. On its death containerd's connection was closed, and calls this; its listener may
+/// be closed a moment later.
+fn remove_address(address: &Address) {
     for _ in 0..EXIT_POLLS {
-        if !address.is_served() {
-            return true;
+        if !matches!(address.remove_if_abandoned(), Ok(true)) {
+            return;
         }
         let _ = rustix::event::poll(&mut [], Some(&EXIT_POLL));
     }
-    false
 }
 
 /// The bundle: next to the working directory if that is another container's (a group's shim was started in it).

@@ -1,7 +1,8 @@
 //! `start`: makes sure that a shim serves the container's group, and prints its address.
 //!
 //! The shim is a fork of this process. It needs no second start of the program, which would cost more than all the rest;
-//! there is one thread, so a fork is safe. The socket listens before the fork: who gets the address can connect.
+//! there is one thread of this program's own, so a fork is safe. The socket listens before the fork: who gets the address can
+//! connect.
 
 use std::io::{self, Read, Write};
 use std::os::fd::OwnedFd;
@@ -104,8 +105,9 @@ fn serve(arguments: &Arguments, address: &Address, listener: OwnedFd) -> Result<
 
 #[expect(unsafe_code, reason = "fork has no safe wrapper")]
 fn fork() -> Result<ForkResult, CommandError> {
-    // SAFETY: the process has one thread (`run_if_called` is the first thing that `main` calls), so no lock can be held
-    // by a thread that the child does not have.
+    // SAFETY: the program has started no thread (`run_if_called` is the first thing that `main` calls), so no lock can be held
+    // by a thread that the child does not have. A thread of the allocator (jemalloc's background thread) holds none of the
+    // allocator's locks across a fork: jemalloc registers handlers for it (pthread_atfork), and goes on without that thread in the child.
     unsafe { nix::unistd::fork() }.map_err(|e| CommandError::Fork { source: e.into() })
 }
 

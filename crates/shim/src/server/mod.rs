@@ -94,6 +94,8 @@ pub struct Server {
     /// Deletions that wait for the end of output, or for an unmount.
     pub deletions: BTreeMap<(String, String), ReplyTo>,
     last_number: u32,
+    /// Shutdown was requested while the last invocation was under way.
+    pub stop_when_unused: bool,
     stopping: bool,
 }
 
@@ -123,6 +125,7 @@ impl Server {
             timers,
             deletions: BTreeMap::new(),
             last_number: 0,
+            stop_when_unused: false,
             stopping: false,
         })
     }
@@ -152,6 +155,13 @@ impl Server {
             }
             if std::mem::take(&mut self.publish) {
                 self.run_publisher();
+            }
+            if self.stop_when_unused {
+                // A container that was being created may be there now.
+                self.stop_when_unused = self.containers.is_empty();
+                if self.is_unused() {
+                    self.stop();
+                }
             }
             if self.stopping
                 && self.publisher.is_idle()
@@ -192,8 +202,8 @@ impl Server {
             Timer::Delete { container, exec } => self.delete_now(&container, &exec),
             Timer::Unmount { container, attempt } => self.unmount(&container, attempt),
             Timer::Idle => {
-                if self.connections.is_empty() && self.is_unused() {
-                    self.stop();
+                if self.connections.is_empty() && self.containers.is_empty() {
+                    self.stop_when_unused = true;
                 }
             }
             Timer::Stop => {
@@ -287,7 +297,7 @@ impl Server {
                 process.waiting.retain(|reply| reply.connection != number);
             }
         }
-        if self.connections.is_empty() && self.is_unused() {
+        if self.connections.is_empty() && self.containers.is_empty() {
             self.timers.set(Instant::now().after(IDLE), Timer::Idle);
         }
     }

@@ -189,9 +189,7 @@ impl Server {
 
     /// Exits if there are no containers (any more); containerd asks after each container of a pod.
     pub(super) fn shutdown(&mut self) -> Answer {
-        if self.is_unused() {
-            self.stop();
-        }
+        self.stop_when_unused = self.containers.is_empty();
         encode::empty().map(Some)
     }
 }
