@@ -24,7 +24,7 @@ pub type NodeIndex = u32;
 pub const NO_VALUE: u32 = u32::MAX;
 
 /// The values of one topology key (node label), numbered.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Column {
     pub key: String,
     numbers: BTreeMap<String, u32>,
@@ -85,7 +85,7 @@ impl Image {
 }
 
 /// The nodes that changed, in order. A reader remembers up to where it has read.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct Log {
     dropped: u64,
     indices: Vec<NodeIndex>,
@@ -151,6 +151,30 @@ impl Cluster {
 
     pub fn is_empty(&self) -> bool {
         self.count == 0
+    }
+
+    /// A copy for a simulation in which pods move. It shares the objects, and has no devices: it is not for pods with
+    /// resource claims.
+    pub fn copy_without_devices(&self) -> Cluster {
+        Cluster {
+            infos: self.infos.clone(),
+            indices: self.indices.clone(),
+            free: self.free.clone(),
+            count: self.count,
+            columns: self.columns.clone(),
+            log: self.log.clone(),
+            images: self.images.clone(),
+            images_version: self.images_version,
+            namespaces: self.namespaces.clone(),
+            services: self.services.clone(),
+            owners: self.owners.clone(),
+            related_objects_version: self.related_objects_version,
+            budgets: self.budgets.clone(),
+            budgets_version: self.budgets_version,
+            devices: Devices::default(),
+            volumes: self.volumes.clone(),
+            nominations: self.nominations.clone(),
+        }
     }
 
     /// One more than the highest node index in use.

@@ -307,6 +307,14 @@ impl PodInfo {
         self.class.priority
     }
 
+    /// A pod of the same class that no kubelet has reported on yet.
+    pub fn unassigned(&self) -> PodInfo {
+        PodInfo {
+            requests: None,
+            ..self.clone()
+        }
+    }
+
     pub fn requests(&self) -> &Requests {
         self.requests.as_deref().unwrap_or(&self.class.requests)
     }

@@ -115,7 +115,7 @@ impl Change {
 }
 
 /// See the module.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Volumes {
     claims: BTreeMap<Name, Shared<PersistentVolumeClaim>>,
     volumes: BTreeMap<String, Shared<PersistentVolume>>,
