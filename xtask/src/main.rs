@@ -40,6 +40,10 @@ const LAYERS: &[(&str, &[&str])] = &[
         &["knarr-apimachinery", "knarr-cel", "knarr-api"],
     ),
     (
+        "knarr-rebalance",
+        &["knarr-apimachinery", "knarr-api", "knarr-scheduler"],
+    ),
+    (
         "knarr-controllers",
         &["knarr-apimachinery", "knarr-cel", "knarr-api", "knarr-admission"],
     ),
@@ -125,6 +129,7 @@ const PURE: &[&str] = &[
     "knarr-strategy",
     "knarr-openapi",
     "knarr-scheduler",
+    "knarr-rebalance",
     "knarr-controllers",
     "knarr-kubelet",
     "knarr-network",

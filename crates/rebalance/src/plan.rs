@@ -1,0 +1,104 @@
+//! A plan as data: the moves in order, why the other pods that violate a rule stay, and the violations before and after.
+
+use std::fmt;
+use std::sync::Arc;
+
+use serde::Serialize;
+
+use crate::constraint::Constraint;
+use crate::reason::Reason;
+use crate::snapshot::Workload;
+
+/// See the module.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Plan {
+    pub policy: String,
+    /// In order: each was found good in the state that those before it lead to.
+    pub moves: Vec<Move>,
+    pub not_moved: Vec<NotMoved>,
+    /// Every rule of the policy that is violated before or after the moves.
+    pub violations: Vec<Total>,
+}
+
+/// A pod as a plan names it.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+pub struct PodName {
+    pub namespace: String,
+    pub name: String,
+    /// The precondition of its eviction.
+    pub uid: String,
+}
+
+impl fmt::Display for PodName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.namespace, self.name)
+    }
+}
+
+/// One pod to evict.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Move {
+    pub pod: PodName,
+    pub workload: Workload,
+    pub from: String,
+    /// Where the scheduler places the replacement, now that the earlier moves are done; `None`: the pod has finished, and
+    /// no replacement follows from its deletion.
+    pub to: Option<String>,
+    /// How many nodes are as good as that one: the scheduler may choose any of them, and the gains hold for all.
+    pub equal_nodes: usize,
+    /// Moves of a wave may be carried out together; the next wave waits until the replacements are Ready. From 1.
+    pub wave: u32,
+    /// It is the replacement of a pod that was moved in an earlier wave: a later move has made this one useful.
+    pub is_replacement: bool,
+    /// The rule that it is moved for.
+    pub rule: &'static str,
+    /// Each rule that changes, with its violation before and after the move. None grows.
+    pub changes: Vec<Change>,
+}
+
+/// How a move changes the violation of a rule.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Change {
+    pub constraint: Arc<Constraint>,
+    pub before: u64,
+    pub after: u64,
+}
+
+/// A pod that violates a rule of the policy and stays.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct NotMoved {
+    pub pod: PodName,
+    pub node: String,
+    pub violates: Vec<Arc<Constraint>>,
+    #[serde(serialize_with = "with_sentence")]
+    pub reason: Reason,
+}
+
+/// The violation of a rule before and after the plan.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Total {
+    pub constraint: Arc<Constraint>,
+    pub before: u64,
+    pub after: u64,
+}
+
+/// The reason with its code and its sentence.
+fn with_sentence<S: serde::Serializer>(reason: &Reason, to: S) -> Result<S::Ok, S::Error> {
+    #[derive(Serialize)]
+    struct Shown<'a> {
+        #[serde(flatten)]
+        reason: &'a Reason,
+        message: String,
+    }
+    let message = reason.to_string();
+    Shown { reason, message }.serialize(to)
+}
+
+impl Plan {
+    /// How many waves there are.
+    pub fn waves(&self) -> u32 {
+        self.moves.last().map_or(0, |last| last.wave)
+    }
+}
