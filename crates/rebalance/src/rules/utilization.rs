@@ -136,7 +136,7 @@ impl LowRule {
             let threshold = policy.thresholds.get(resource).copied().unwrap_or(0.0);
             let (mut under, mut over) = (threshold, *target);
             if policy.deviation {
-                let average = average(load, &nodes, resource, policy.measured);
+                let average = average(load, resource, policy.measured);
                 under = (average - threshold).max(0.0);
                 over = (average + target).min(100.0);
             }
@@ -240,13 +240,13 @@ impl LowRule {
     }
 }
 
-/// The utilization of all nodes together, in percent. Not the mean of the nodes' percentages, as in the descheduler: that
-/// would change with every move between nodes of different sizes.
-fn average(load: Load, nodes: &[NodeIndex], resource: &str, measured: bool) -> f64 {
+/// The utilization of all nodes together, in percent: no move changes it. The mean of the nodes' percentages, which the
+/// descheduler takes, changes with every move between nodes of different sizes.
+fn average(load: Load, resource: &str, measured: bool) -> f64 {
     let (mut used, mut has) = (0.0, 0.0);
-    for node in nodes {
-        let allocatable = load.cluster.at(*node).allocatable.get(resource);
-        if let Some(usage) = load.of(*node, resource, measured).filter(|_| allocatable > 0) {
+    for (index, node) in load.cluster.iter() {
+        let allocatable = node.allocatable.get(resource);
+        if let Some(usage) = load.of(index, resource, measured).filter(|_| allocatable > 0) {
             used += usage as f64;
             has += allocatable as f64;
         }

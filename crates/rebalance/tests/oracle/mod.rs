@@ -227,6 +227,18 @@ impl Counter<'_> {
 
     fn utilization(&mut self) {
         let names: BTreeSet<String> = self.world.nodes.keys().cloned().collect();
+        let all = self.world.nodes.values();
+        let capacity: u64 = all
+            .map(|node| milli_cpu(text(node, "/status/allocatable/cpu")))
+            .sum();
+        let all = self.world.pods.values();
+        let load: u64 = all
+            .map(|pod| milli_cpu(text(pod, "/spec/containers/0/resources/requests/cpu")))
+            .sum();
+        let target = match self.has("deviation") {
+            true => (100.0 * load as f64 / capacity as f64 + 15.0).min(100.0),
+            false => 60.0,
+        };
         for name in names {
             let has = milli_cpu(text(&self.world.nodes[&name], "/status/allocatable/cpu"));
             let there = self
@@ -240,7 +252,7 @@ impl Counter<'_> {
                 pods += 1;
             }
             if self.has("lowNodeUtilization") {
-                let over = used.saturating_sub(has * 60 / 100);
+                let over = used.saturating_sub((has as f64 * target / 100.0) as u64);
                 self.put(format!("utilization of {name}"), over, true);
             }
             if self.has("highNodeUtilization") {
