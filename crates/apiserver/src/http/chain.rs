@@ -201,7 +201,7 @@ impl HandlerChain {
         let routed = self.limit(&mut ctx, http).instrument(span.clone()).await;
         let denied = routed.as_ref().is_err_and(|e| e.code() == 403);
         let mut response = routed.unwrap_or_else(|e| error_response(&e, http.format));
-        span.record("status", response.status().as_u16());
+        trace::record_status(&span, response.status());
         if let Some(flow) = &http.flow {
             flow.write_headers(response.headers_mut());
         }
