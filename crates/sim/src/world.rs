@@ -13,6 +13,7 @@ use k8s_openapi::api::core::v1::{Node, Pod, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use knarr_api::k8s_openapi;
 use knarr_client::{DeleteOptions, Term};
@@ -444,9 +445,14 @@ pub(crate) fn disrupted_by(pod: &Pod) -> Option<&str> {
 
 /// The UID of its controller, if that is of this kind.
 pub(crate) fn owner<'a>(pod: &'a Pod, kind: &str) -> Option<&'a str> {
-    let mut owners = pod.metadata.owner_references.iter().flatten();
-    let owner = owners.find(|o| o.controller == Some(true) && o.kind == kind);
+    let owner = controller(pod).filter(|o| o.kind == kind);
     owner.map(|o| o.uid.as_str())
+}
+
+/// The pod's controller.
+pub(crate) fn controller(pod: &Pod) -> Option<&OwnerReference> {
+    let mut owners = pod.metadata.owner_references.iter().flatten();
+    owners.find(|o| o.controller == Some(true))
 }
 
 /// Whether a user has set the out-of-service taint.

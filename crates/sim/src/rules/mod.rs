@@ -25,6 +25,7 @@ mod s7_one_holder;
 pub(crate) mod s7_staging;
 mod s8_one_a_node;
 mod s9_at_rest;
+mod s9_bounded;
 pub(crate) mod s9_watches;
 mod t1_deletion;
 mod t2_ending;
@@ -39,7 +40,7 @@ use crate::world::{Observation, World};
 pub(crate) type Rule = fn(&Observation<'_>, &World) -> Result<(), Finding>;
 
 /// With their numbers in the specification.
-pub(crate) const ALL: [(&str, Rule); 27] = [
+pub(crate) const ALL: [(&str, Rule); 28] = [
     ("L1", l1_phases::check),
     ("L2", l2_one_life::check),
     ("T1", t1_deletion::check),
@@ -56,6 +57,7 @@ pub(crate) const ALL: [(&str, Rule); 27] = [
     ("S7", s7_staging::check),
     ("S8", s8_one_a_node::check),
     ("S9", s9_at_rest::check),
+    ("S9", s9_bounded::check),
     ("B4", b4_self_fencing::check),
     ("B7", b7_endpoints::check),
     ("N1", n1_addresses::check),

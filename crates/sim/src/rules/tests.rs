@@ -400,3 +400,32 @@ fn p5_budgets_that_allow_more_than_is_left_are_seen() {
         assert_eq!(broken(&seen, &World::default()), expect, "{before:?} {after:?}");
     }
 }
+
+#[test]
+fn s9_a_controller_that_creates_pods_without_end_is_seen() {
+    let owned = |name: String| {
+        let mut pod = pod("Pending", "", None);
+        pod.metadata.owner_references = serde_json::from_value(json!([
+            {"apiVersion": "apps/v1", "kind": "DaemonSet", "name": "d", "uid": "set", "controller": true}
+        ]))
+        .unwrap();
+        pod.metadata.name = Some(name);
+        pod
+    };
+    let mut world = World::default();
+    let mut first_broken = None;
+    for number in 1..=200 {
+        let after = owned(format!("d-{number}"));
+        world.pods.insert(format!("u{number}"), life(after.clone()));
+        let seen = Observation::PodWritten {
+            uid: "u",
+            before: None,
+            after: &after,
+        };
+        if broken(&seen, &world).contains(&"S9") {
+            first_broken = Some(number);
+            break;
+        }
+    }
+    assert_eq!(first_broken, Some(101));
+}
