@@ -24,6 +24,13 @@ const WAIT: Wait = Wait {
 
 pub type Scenario = fn(&Namespace) -> Outcome;
 
+/// A process of this host.
+pub struct Process {
+    pub pid: i32,
+    /// Its arguments, separated by spaces.
+    pub command: String,
+}
+
 /// A running `knarr up`.
 pub struct Cluster {
     dir: tempfile::TempDir,
@@ -33,12 +40,20 @@ pub struct Cluster {
     port: u16,
     kubelet_port: u16,
     child: std::sync::Mutex<Option<Child>>,
+    /// Flags of `knarr up` besides the usual ones.
+    up_flags: &'static [&'static str],
 }
 
 impl Cluster {
     /// Starts one and waits until its node is Ready.
     pub fn start(name: &str) -> Result<Cluster, String> {
-        let cluster = Cluster::prepare(name)?;
+        Cluster::start_with(name, &[])
+    }
+
+    /// The same with more flags, at each start.
+    pub fn start_with(name: &str, flags: &'static [&'static str]) -> Result<Cluster, String> {
+        let mut cluster = Cluster::prepare(name)?;
+        cluster.up_flags = flags;
         cluster.launch()?;
         cluster.wait_ready()?;
         // A second name for the demo image, so that a rollout has somewhere to go.
@@ -73,6 +88,7 @@ impl Cluster {
             port,
             kubelet_port,
             child: std::sync::Mutex::new(None),
+            up_flags: &[],
         };
         cluster.configure_kubelet().map_err(|e| e.to_string())?;
         Ok(cluster)
@@ -129,7 +145,9 @@ impl Cluster {
     }
 
     pub fn launch(&self) -> Result<(), String> {
-        self.spawn(self.knarr("up"))
+        let mut up = self.knarr("up");
+        up.args(self.up_flags);
+        self.spawn(up)
     }
 
     /// The control plane alone, without a node.
@@ -242,13 +260,8 @@ impl Cluster {
                 .filter(|l| l.contains(&dir))
                 .map(|l| format!("mount {l}")),
         );
-        for entry in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
-            let cmdline = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
-            let cmdline = String::from_utf8_lossy(&cmdline).replace('\0', " ");
-            if cmdline.contains(&dir) {
-                left.push(format!("process {cmdline}"));
-            }
-        }
+        let processes = self.processes();
+        left.extend(processes.into_iter().map(|p| format!("process {}", p.command)));
         left.extend(
             self.pod_routes()
                 .into_iter()
@@ -260,6 +273,23 @@ impl Cluster {
                 .map(|table| format!("nftables {table}")),
         );
         left
+    }
+
+    /// The processes whose command line names this cluster's directory.
+    pub fn processes(&self) -> Vec<Process> {
+        let dir = self.data_dir().display().to_string();
+        let mut processes = Vec::new();
+        for entry in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
+            let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else {
+                continue;
+            };
+            let command = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
+            let command = String::from_utf8_lossy(&command).replace('\0', " ");
+            if command.contains(&dir) {
+                processes.push(Process { pid, command });
+            }
+        }
+        processes
     }
 
     /// Routes to this cluster's pods.

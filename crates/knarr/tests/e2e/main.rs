@@ -28,6 +28,7 @@ mod quorum;
 mod reachability;
 mod safety;
 mod security;
+mod shim;
 mod shutdown;
 mod startup_errors;
 mod steps;
@@ -152,6 +153,7 @@ fn main() -> ExitCode {
         .chain(security::authorities::SCENARIOS)
         .chain(security::bounds::STANDALONE)
         .chain(security::stalled_disk::STANDALONE)
+        .chain(shim::SCENARIOS)
         .chain(partitions::SCENARIOS)
         .chain(shutdown::SCENARIOS)
         .chain(steps::SCENARIOS)
