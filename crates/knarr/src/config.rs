@@ -74,6 +74,8 @@ pub struct Config {
     pub kubelet_listen: Option<SocketAddr>,
     pub containerd: PathBuf,
     pub shim: ShimChoice,
+    /// The program of the OCI runtime.
+    pub oci_runtime: String,
     pub cni_bin_dir: PathBuf,
     /// `None`: knarr's own.
     pub sandbox_image: Option<String>,
@@ -195,6 +197,17 @@ impl Config {
                 &flags.cni_bin_dir,
                 default_cni,
                 absolute,
+            ),
+            oci_runtime: reader.get(
+                "ociRuntime",
+                "--oci-runtime",
+                &flags.oci_runtime,
+                "runc",
+                |s| match s {
+                    "runc" | "crun" => Ok(s.to_string()),
+                    path if path.starts_with('/') => Ok(path.to_string()),
+                    _ => Err(ValueError::expected("runc, crun or an absolute path")),
+                },
             ),
             sandbox_image: reader.get("sandboxImage", "--sandbox-image", &flags.sandbox_image, "", |s| {
                 Ok((!s.is_empty()).then(|| s.to_string()))

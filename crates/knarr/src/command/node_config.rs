@@ -32,6 +32,7 @@ pub fn containerd_config(config: &Config) -> ContainerdConfig {
             ShimChoice::RuncV2 => Shim::RuncV2,
             ShimChoice::Rust => Shim::Knarr { program: program() },
         },
+        oci_runtime: config.oci_runtime.clone(),
     }
 }
 

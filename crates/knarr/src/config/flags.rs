@@ -136,6 +136,9 @@ pub struct Flags {
     /// [default: runc-v2].
     #[arg(long, env = "KNARR_SHIM", value_name = "SHIM", global = true, help_heading = heading::NODE)]
     pub shim: Option<String>,
+    /// OCI runtime of new containers: `runc`, `crun`, or the path of a program with runc's command line [default: runc].
+    #[arg(long, env = "KNARR_OCI_RUNTIME", value_name = "PROGRAM", global = true, help_heading = heading::NODE)]
+    pub oci_runtime: Option<String>,
     /// Sandbox (pause) image [default: one that knarr builds].
     #[arg(long, env = "KNARR_SANDBOX_IMAGE", value_name = "IMAGE", global = true, help_heading = heading::NODE)]
     pub sandbox_image: Option<String>,

@@ -4,7 +4,7 @@ use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
 use super::ContainerdError;
-use super::shim::Shim;
+use super::shim::{OciRuntime, Shim};
 
 /// Linux' number of CAP_SYS_RESOURCE (linux/capability.h).
 const CAP_SYS_RESOURCE: u32 = 24;
@@ -28,6 +28,8 @@ pub struct ContainerdConfig {
     pub systemd_cgroup: bool,
     /// The shim of new containers.
     pub shim: Shim,
+    /// The OCI runtime of new containers: a name in PATH, or a path.
+    pub oci_runtime: String,
 }
 
 impl ContainerdConfig {
@@ -59,8 +61,15 @@ impl ContainerdConfig {
     /// Makes what containerd is to find next to its configuration.
     pub(super) fn install(&self) -> Result<(), ContainerdError> {
         self.shim
-            .install(&self.root, self.systemd_cgroup)
+            .install(&self.root, self.oci())
             .map_err(|(path, source)| ContainerdError::Write { path, source })
+    }
+
+    fn oci(&self) -> OciRuntime<'_> {
+        OciRuntime {
+            program: &self.oci_runtime,
+            systemd_cgroup: self.systemd_cgroup,
+        }
     }
 
     pub(super) fn write(&self) -> Result<(), ContainerdError> {
@@ -135,7 +144,7 @@ disabled_plugins = [
             ttrpc = q(&self.run.join("containerd.sock.ttrpc")),
             opt = q(&self.root.join("opt")),
             sandbox = self.sandbox_image,
-            runtime = self.shim.section("runc", &self.root, self.systemd_cgroup),
+            runtime = self.shim.section("runc", &self.root, self.oci()),
             bin = q(&self.cni_bin),
             conf = q(&self.cni_conf),
         );
@@ -179,6 +188,7 @@ mod tests {
             sandbox_image: "pause:1".into(),
             systemd_cgroup: true,
             shim: Shim::RuncV2,
+            oci_runtime: "runc".into(),
         };
         assert!(config.render(true).contains("SystemdCgroup = true"));
         assert!(config.render(true).contains("restrict_oom_score_adj = true"));

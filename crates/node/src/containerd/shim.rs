@@ -10,6 +10,17 @@ use std::path::{Path, PathBuf};
 /// The name under which knarr's program is the shim (`knarr_shim::NAME`).
 const NAME: &str = "containerd-shim-knarr-v2";
 
+/// The OCI runtime of a shim that is not told another.
+const DEFAULT_OCI_RUNTIME: &str = "runc";
+
+/// What a shim is to know of the OCI runtime.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct OciRuntime<'a> {
+    /// The program: its name in PATH, or its path.
+    pub program: &'a str,
+    pub systemd_cgroup: bool,
+}
+
 /// Which shim containers get that are created from now on. Those that run keep theirs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Shim {
@@ -25,12 +36,15 @@ pub enum Shim {
 
 impl Shim {
     /// The runtime's section of containerd's configuration. `root` has what [`install`](Self::install) makes.
-    pub(super) fn section(&self, runtime: &str, root: &Path, systemd_cgroup: bool) -> String {
+    pub(super) fn section(&self, runtime: &str, root: &Path, oci: OciRuntime) -> String {
         let (kind, option) = match self {
-            Shim::RuncV2 => (
-                "io.containerd.runc.v2".to_owned(),
-                format!("SystemdCgroup = {systemd_cgroup}"),
-            ),
+            Shim::RuncV2 => {
+                let mut options = format!("SystemdCgroup = {}", oci.systemd_cgroup);
+                if oci.program != DEFAULT_OCI_RUNTIME {
+                    options += &format!("\n        BinaryName = {:?}", oci.program);
+                }
+                ("io.containerd.runc.v2".to_owned(), options)
+            }
             Shim::Knarr { .. } => {
                 let options = options_file(root).display().to_string();
                 (
@@ -45,7 +59,7 @@ impl Shim {
 
     /// Makes the link by which containerd finds the shim, and the file of its options. The link stays when another shim is
     /// configured: containerd runs it to clean up after containers that were created with it.
-    pub(super) fn install(&self, root: &Path, systemd_cgroup: bool) -> Result<(), (PathBuf, io::Error)> {
+    pub(super) fn install(&self, root: &Path, oci: OciRuntime) -> Result<(), (PathBuf, io::Error)> {
         let Shim::Knarr { program } = self else {
             return Ok(());
         };
@@ -66,8 +80,8 @@ impl Shim {
             crate::host_fs::rename(&part, &link).map_err(failed(&link))?;
         }
         let options = options_file(root);
-        let text = format!("{{\"systemd_cgroup\":{systemd_cgroup}}}\n");
-        crate::host_fs::write(&options, text).map_err(failed(&options))
+        let text = serde_json::json!({"binary_name": oci.program, "systemd_cgroup": oci.systemd_cgroup});
+        crate::host_fs::write(&options, text.to_string()).map_err(failed(&options))
     }
 }
 
@@ -87,16 +101,31 @@ fn options_file(root: &Path) -> PathBuf {
 mod tests {
     use super::*;
 
+    const RUNC: OciRuntime = OciRuntime {
+        program: "runc",
+        systemd_cgroup: true,
+    };
+    const CRUN: OciRuntime = OciRuntime {
+        program: "crun",
+        systemd_cgroup: false,
+    };
+
     #[test]
     fn gos_shim_is_named_and_knarrs_is_a_path() {
-        let go = Shim::RuncV2.section("runc", Path::new("/d"), true);
+        let go = Shim::RuncV2.section("runc", Path::new("/d"), RUNC);
         assert!(
             go.contains(r#"runtime_type = "io.containerd.runc.v2""#) && go.contains("SystemdCgroup = true")
+        );
+        assert!(!go.contains("BinaryName"), "{go}");
+        let crun = Shim::RuncV2.section("runc", Path::new("/d"), CRUN);
+        assert!(
+            crun.contains("SystemdCgroup = false\n        BinaryName = \"crun\"\n"),
+            "{crun}"
         );
         let knarr = Shim::Knarr {
             program: "/usr/bin/knarr".into(),
         };
-        let knarr = knarr.section("runc", Path::new("/d"), true);
+        let knarr = knarr.section("runc", Path::new("/d"), RUNC);
         assert!(
             knarr.contains(r#"runtime_type = "/d/shim/containerd-shim-knarr-v2""#),
             "{knarr}"
@@ -115,12 +144,12 @@ mod tests {
             let shim = Shim::Knarr {
                 program: program.into(),
             };
-            shim.install(root.path(), false).unwrap();
+            shim.install(root.path(), CRUN).unwrap();
             assert_eq!(std::fs::read_link(link(root.path())).unwrap(), Path::new(program));
         }
         let options = std::fs::read_to_string(options_file(root.path())).unwrap();
-        assert_eq!(options, "{\"systemd_cgroup\":false}\n");
-        Shim::RuncV2.install(root.path(), false).unwrap();
+        assert_eq!(options, r#"{"binary_name":"crun","systemd_cgroup":false}"#);
+        Shim::RuncV2.install(root.path(), CRUN).unwrap();
         assert!(
             std::fs::read_link(link(root.path())).is_ok(),
             "containers may still have it"

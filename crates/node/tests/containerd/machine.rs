@@ -126,6 +126,7 @@ impl Machine {
             sandbox_image: images::PAUSE.into(),
             systemd_cgroup: false,
             shim: Shim::RuncV2,
+            oci_runtime: "runc".into(),
         }
     }
 

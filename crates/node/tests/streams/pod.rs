@@ -114,6 +114,7 @@ impl Node {
             sandbox_image: images::PAUSE.into(),
             systemd_cgroup: false,
             shim: Shim::RuncV2,
+            oci_runtime: "runc".into(),
         };
         let cancel = CancellationToken::new();
         let containerd = Containerd::start(config, cancel.clone()).await.unwrap();
