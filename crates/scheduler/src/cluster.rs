@@ -2,6 +2,8 @@
 //! small numbers, and a log of the nodes that changed, so that what is computed from a node is computed again only
 //! when the node changed.
 
+mod column;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -15,57 +17,15 @@ use knarr_apimachinery::labels::{Requirement, Selector};
 use crate::dynamic_resources::{self, claims::Devices};
 use crate::node_info::NodeInfo;
 use crate::pod_info::{Labels, OptionalSelector, PodClass, PodInfo};
+use crate::topology_domains::{DeclaredDomains, TopologyDomains};
 use crate::volumes::Volumes;
+pub use column::Column;
 
 /// The index of a node in every column.
 pub type NodeIndex = u32;
 
 /// The value number of a node without the label.
 pub const NO_VALUE: u32 = u32::MAX;
-
-/// The values of one topology key (node label), numbered.
-#[derive(Clone, Debug, Default)]
-pub struct Column {
-    pub key: String,
-    numbers: BTreeMap<String, u32>,
-    at: Vec<u32>,
-}
-
-impl Column {
-    /// The number of the node's value, or [`NO_VALUE`].
-    pub fn at(&self, index: NodeIndex) -> u32 {
-        self.at.get(index as usize).copied().unwrap_or(NO_VALUE)
-    }
-
-    /// The numbers of all nodes' values, by node index.
-    pub fn all(&self) -> &[u32] {
-        &self.at
-    }
-
-    /// How many different values there have been.
-    pub fn values(&self) -> usize {
-        self.numbers.len()
-    }
-
-    fn set(&mut self, index: NodeIndex, node: &NodeInfo) {
-        let next = u32::try_from(self.numbers.len()).unwrap_or(NO_VALUE);
-        let number = match node.label(&self.key) {
-            Some(value) => match self.numbers.get(value) {
-                Some(number) => *number,
-                None => {
-                    self.numbers.insert(value.to_string(), next);
-                    next
-                }
-            },
-            None => NO_VALUE,
-        };
-        let index = index as usize;
-        if self.at.len() <= index {
-            self.at.resize(index + 1, NO_VALUE);
-        }
-        self.at[index] = number;
-    }
-}
 
 /// Number of a [`Column`].
 pub type ColumnId = usize;
@@ -131,8 +91,9 @@ pub struct Cluster {
     namespaces: BTreeMap<String, Labels>,
     services: BTreeMap<String, BTreeMap<String, Labels>>,
     owners: BTreeMap<(&'static str, Name), Workload>,
-    /// Incremented when an object other than a node or a pod changes that plugins read: a Namespace or an owner of
-    /// pods.
+    topology_domains: DeclaredDomains,
+    /// Incremented when an object other than a node or a pod changes that plugins read: a Namespace, an owner of pods,
+    /// or the declared domains.
     pub related_objects_version: u64,
     budgets: BTreeMap<Name, Budget>,
     /// Incremented when a PodDisruptionBudget changes.
@@ -168,6 +129,7 @@ impl Cluster {
             namespaces: self.namespaces.clone(),
             services: self.services.clone(),
             owners: self.owners.clone(),
+            topology_domains: self.topology_domains.clone(),
             related_objects_version: self.related_objects_version,
             budgets: self.budgets.clone(),
             budgets_version: self.budgets_version,
@@ -213,15 +175,28 @@ impl Cluster {
         if let Some(id) = self.columns.iter().position(|c| c.key == key) {
             return id;
         }
-        let mut column = Column {
-            key: key.to_string(),
-            ..Column::default()
-        };
+        let mut column = Column::of_key(key);
         for (index, info) in (0..).zip(&self.infos) {
             column.set(index, info);
         }
         self.columns.push(column);
         self.columns.len() - 1
+    }
+
+    /// The number of a domain in the column of its key.
+    pub fn domain_number(&mut self, id: ColumnId, domain: &str) -> u32 {
+        self.columns[id].number_of(domain)
+    }
+
+    pub fn topology_domains(&self) -> &DeclaredDomains {
+        &self.topology_domains
+    }
+
+    /// A TopologyDomains object was added, updated or deleted. Returns the keys whose domains have changed.
+    pub fn set_topology_domains(&mut self, name: &str, object: Option<TopologyDomains>) -> Vec<String> {
+        let keys = self.topology_domains.set(name, object);
+        self.related_objects_version += u64::from(!keys.is_empty());
+        keys
     }
 
     fn entry(&mut self, name: &str) -> NodeIndex {

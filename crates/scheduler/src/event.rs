@@ -25,6 +25,8 @@ pub const ASSIGNED_POD_ADD: &str = "AssignedPodAdd";
 pub const ASSIGNED_POD_UPDATE_LABEL: &str = "AssignedPodUpdatePodLabel";
 pub const ASSIGNED_POD_DELETE: &str = "AssignedPodDelete";
 
+pub const TOPOLOGY_DOMAINS_UPDATE: &str = "placement.knarr.io/TopologyDomainsUpdate";
+
 const NODE_UPDATE_ALLOCATABLE: &str = "NodeUpdateNodeAllocatable";
 const NODE_UPDATE_LABEL: &str = "NodeUpdateNodeLabel";
 const NODE_UPDATE_TAINT: &str = "NodeUpdateNodeTaint";

@@ -15,6 +15,7 @@
 //! `scheduler/changes.rs` |
 //! | results per class of pods, in columns, updated from the log of changed nodes | [`evaluation`], [`cluster`] |
 //! | the scheduling queue, its queueing hints, the names of its events | `queue.rs`, `queueing_hints.rs`, `event.rs` |
+//! | declared domains of topology keys (SPEC B3) | `topology_domains.rs` |
 //! | claims and volumes, and the four plugins on them | `volumes.rs`, `storage.rs` |
 //! | dynamic resource allocation: devices, classes and claims; the allocator; what an attempt reserves | `dynamic_resources/`, `scheduler/claims.rs` |
 //! | KubeSchedulerConfiguration | `config/` |
@@ -37,6 +38,7 @@ pub mod queueing_hints;
 pub mod resources;
 pub mod scheduler;
 pub mod storage;
+pub mod topology_domains;
 mod verdict;
 pub mod volumes;
 pub mod whatif;

@@ -94,6 +94,17 @@ pub fn pod_changed(plugin: &str, pod: &PodInfo, other: &PodClass, came: bool) ->
     }
 }
 
+/// The declared domains of these topology keys have changed (SPEC B3).
+pub fn topology_domains_changed(plugin: &str, pod: &PodInfo, keys: &[String]) -> bool {
+    let Ok(constraints) = &pod.class.spread else {
+        return true;
+    };
+    plugin == pod_topology_spread::NAME
+        // The default constraints are not known here.
+        && (constraints.is_empty()
+            || constraints.iter().any(|c| c.hard && keys.contains(&c.topology_key)))
+}
+
 /// A storage object was added, updated or deleted.
 pub fn storage_changed(plugin: &str, pod: &PodInfo, change: &Change) -> bool {
     match plugin {

@@ -41,7 +41,8 @@ impl Resources {
         resources
     }
 
-    fn entry(&mut self, name: &str) -> &mut i64 {
+    /// The amount of a resource, to be changed.
+    pub(crate) fn entry(&mut self, name: &str) -> &mut i64 {
         match name {
             CPU => &mut self.milli_cpu,
             MEMORY => &mut self.memory_bytes,

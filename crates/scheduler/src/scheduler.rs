@@ -272,6 +272,11 @@ impl Scheduler {
         self.profiles.iter().position(|p| p.scheduler_name == name)
     }
 
+    /// The profile of the pod, else the first.
+    pub(crate) fn profile(&self, pod: &Pod) -> &Profile {
+        profile_for(&self.profiles, pod)
+    }
+
     /// Whether one of the profiles has the pod's scheduler name.
     pub fn knows_profile(&self, pod: &Pod) -> bool {
         self.profile_of(pod).is_some()

@@ -24,6 +24,7 @@ use serde::Serialize;
 use crate::Scheduler;
 use crate::pod_info::node_name;
 use crate::scheduler::Action;
+use crate::topology_domains;
 use crate::why::{Why, why};
 
 /// The most scheduling attempts of one simulation; one that needs more is reported as an error.
@@ -187,7 +188,10 @@ impl Snapshot {
             self.templates
                 .insert((object.kind().kind().to_string(), namespace, name), template);
         }
-        if let Ok(node) = Shared::<Node>::new(object.clone()) {
+        if topology_domains::is_kind(object.kind()) {
+            self.scheduler
+                .topology_domains_changed(name, Some(object), self.now);
+        } else if let Ok(node) = Shared::<Node>::new(object.clone()) {
             self.scheduler.node_changed(name, Some(node.clone()), self.now);
             self.nodes.insert(name.to_string(), node);
         } else if let Ok(class) = Shared::<PriorityClass>::new(object.clone()) {

@@ -2,6 +2,8 @@
 //! and the smallest change that would make the pod schedulable. A change is only suggested after a dry run with it
 //! has found a node; nothing is written.
 
+mod declared_domains;
+
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{Container, Pod, Taint, Toleration};
@@ -38,6 +40,9 @@ pub struct Why {
     pub refused: Vec<RejectedNodes>,
     /// The result of preemption.
     pub preemption: Option<String>,
+    /// The declared domains that have no nodes or are lost, as far as the pod's topology spread depends on them (SPEC B3).
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub domains: Vec<String>,
     /// Each of these alone would make the pod schedulable; none smaller does.
     pub help: Vec<Suggestion>,
 }
@@ -97,6 +102,7 @@ pub fn why(scheduler: &mut Scheduler, pod: &Shared<Pod>) -> Why {
         verdict: Verdict::Finished,
         refused: Vec::new(),
         preemption: None,
+        domains: Vec::new(),
         help: Vec::new(),
     };
     let spec = pod.spec.as_ref();
@@ -136,6 +142,7 @@ pub fn why(scheduler: &mut Scheduler, pod: &Shared<Pod>) -> Why {
         why.help = help(scheduler, pod, &info, &found);
     }
     why.refused = grouped(scheduler, &info, &found);
+    why.domains = declared_domains::notes(scheduler, &info);
     why
 }
 

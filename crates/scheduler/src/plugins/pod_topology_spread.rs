@@ -1,10 +1,13 @@
 //! PodTopologySpread (SPEC D1–D4): the matching pods are spread over the domains of a topology key, as a requirement
 //! (DoNotSchedule) or as a preference (ScheduleAnyway).
 //!
+//! A domain that TopologyDomains declares (SPEC B3) counts as one with a node and no pods, as if it were not scaled to
+//! zero, if a node there would be eligible; the pods of a lost domain do not count for the global minimum.
+//!
 //! For one class of pods the matching pods are counted in each domain; the counts are updated node by node
 //! ([`Spread::refresh`]), so that no decision iterates over pods.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use knarr_apimachinery::labels::SelectorError;
 
@@ -15,11 +18,14 @@ use crate::cluster::{Cluster, ColumnId, NO_VALUE, NodeIndex};
 use crate::node_info::NodeInfo;
 use crate::pod_info::{PodClass, SpreadConstraint, selects};
 use crate::profile::Profile;
+use crate::topology_domains::HOSTNAME;
 use crate::verdict::FEASIBLE;
 
 pub const NAME: &str = "PodTopologySpread";
 
-const HOSTNAME: &str = "kubernetes.io/hostname";
+const SKEWED: &str = "node(s) didn't match pod topology spread constraints";
+/// How many declared domains without nodes a message names.
+const NAMED_MAX: usize = 3;
 
 /// One constraint with its counts.
 #[derive(Debug)]
@@ -35,9 +41,13 @@ struct Counted {
     on_node: Vec<u32>,
     pods: Vec<i64>,
     nodes: Vec<u32>,
+    /// With lost ones.
     domains: usize,
-    /// How many domains there are with each number of pods.
+    /// How many domains there are with each number of pods, without lost ones.
     histogram: BTreeMap<i64, u32>,
+    /// Declared domains in which a node would be eligible. Each has one more in `nodes`.
+    declared: BTreeMap<u32, String>,
+    lost: BTreeSet<u32>,
 }
 
 impl Counted {
@@ -63,9 +73,10 @@ impl Counted {
             self.pods.resize(at + 1, 0);
             self.nodes.resize(at + 1, 0);
         }
+        let is_lost = self.lost.contains(&domain);
         if self.nodes[at] > 0 {
             self.domains -= 1;
-            if let Some(number) = self.histogram.get_mut(&self.pods[at]) {
+            if !is_lost && let Some(number) = self.histogram.get_mut(&self.pods[at]) {
                 *number -= 1;
                 if *number == 0 {
                     self.histogram.remove(&self.pods[at]);
@@ -76,7 +87,9 @@ impl Counted {
         self.nodes[at] = self.nodes[at].saturating_add_signed(nodes);
         if self.nodes[at] > 0 {
             self.domains += 1;
-            *self.histogram.entry(self.pods[at]).or_default() += 1;
+            if !is_lost {
+                *self.histogram.entry(self.pods[at]).or_default() += 1;
+            }
         }
     }
 
@@ -84,12 +97,68 @@ impl Counted {
         self.pods.get(domain as usize).copied().unwrap_or(0)
     }
 
+    fn has_nodes(&self, domain: u32) -> bool {
+        self.nodes.get(domain as usize).is_some_and(|n| *n > 0)
+    }
+
+    /// Takes over what is declared for the topology key. `keys`: those of all constraints of this kind.
+    fn declare(&mut self, cluster: &mut Cluster, pod: &PodClass, keys: &[String]) {
+        let Some(of_key) = cluster.topology_domains().of(&self.constraint.topology_key) else {
+            return;
+        };
+        for domain in &of_key.clone().domains {
+            let mut templates = domain.templates().iter();
+            let is_declared = templates.any(|node| is_eligible(pod, &self.constraint, keys, node));
+            let number = cluster.domain_number(self.column, domain.name());
+            if domain.is_lost() {
+                self.lost.insert(number);
+            }
+            if is_declared {
+                self.declared.insert(number, domain.name().to_string());
+                self.change(number, 0, 1);
+            }
+        }
+    }
+
+    /// A domain has more pods than the constraint allows. If there are declared domains without nodes, a node there would
+    /// satisfy it.
+    fn too_skewed(&self) -> UnschedulableStatus {
+        let is_absent = |domain: &u32| {
+            // One of its nodes is the declaration.
+            !self.lost.contains(domain) && self.nodes.get(*domain as usize) == Some(&1)
+        };
+        let absent = self.declared.iter().filter(|(number, _)| is_absent(number));
+        let mut absent: Vec<&str> = absent.map(|(_, name)| name.as_str()).collect();
+        if absent.is_empty() {
+            return too_skewed();
+        }
+        absent.sort_unstable();
+        let more = absent.len().saturating_sub(NAMED_MAX);
+        absent.truncate(NAMED_MAX);
+        let mut names = absent.join(" or ");
+        if more > 0 {
+            names = format!("{names} or {more} more");
+        }
+        let key = &self.constraint.topology_key;
+        UnschedulableStatus {
+            plugin: NAME,
+            reasons: vec![format!("{SKEWED} (waiting for a node in {key}={names})").into()],
+            resolvable: true,
+        }
+    }
+
     /// The fewest pods in a domain, with `more` added in this one.
     fn minimum(&self, domain: u32, more: i64) -> i64 {
         if self.domains < self.constraint.min_domains {
             return 0;
         }
-        let has_nodes = self.nodes.get(domain as usize).is_some_and(|n| *n > 0);
+        if self.histogram.is_empty() {
+            // All of the pod's domains are lost: there are no others to be blocked.
+            let lost = self.lost.iter().filter(|d| self.has_nodes(**d));
+            let counts = lost.map(|d| self.count(*d) + if *d == domain { more } else { 0 });
+            return counts.min().unwrap_or(0);
+        }
+        let has_nodes = self.has_nodes(domain) && !self.lost.contains(&domain);
         let mut fewest = self.histogram.iter().map(|(count, number)| (*count, *number));
         if more == 0 || !has_nodes {
             return fewest.next().map_or(0, |(count, _)| count);
@@ -158,9 +227,20 @@ impl Spread {
             nodes: Vec::new(),
             domains: 0,
             histogram: BTreeMap::new(),
+            declared: BTreeMap::new(),
+            lost: BTreeSet::new(),
         };
+        let mut constraints: Vec<Counted> = read.into_iter().map(counted).collect();
+        let (required, _) = constraints.split_at_mut(hard);
+        let keys: Vec<String> = required
+            .iter()
+            .map(|c| c.constraint.topology_key.clone())
+            .collect();
+        for counted in required {
+            counted.declare(cluster, pod, &keys);
+        }
         Ok(Spread {
-            constraints: read.into_iter().map(counted).collect(),
+            constraints,
             hard,
             require_all: !own.is_empty() || !profile.spread.system,
         })
@@ -265,7 +345,7 @@ impl Spread {
                 if *domain == NO_VALUE {
                     *verdict = *missing.get_or_insert_with(|| number(missing_label()));
                 } else if counted.count(*domain) > most {
-                    *verdict = *skewed.get_or_insert_with(|| number(too_skewed()));
+                    *verdict = *skewed.get_or_insert_with(|| number(counted.too_skewed()));
                 }
             }
         }
@@ -295,7 +375,7 @@ impl Spread {
             let itself = i64::from(counted.selects_itself);
             let skew = counted.count(domain) + more + itself - counted.minimum(domain, more);
             if skew > counted.constraint.max_skew {
-                return Err(too_skewed());
+                return Err(counted.too_skewed());
             }
         }
         Ok(())
@@ -381,7 +461,14 @@ pub fn missing_label() -> UnschedulableStatus {
 }
 
 pub fn too_skewed() -> UnschedulableStatus {
-    UnschedulableStatus::unschedulable(NAME, "node(s) didn't match pod topology spread constraints")
+    UnschedulableStatus::unschedulable(NAME, SKEWED)
+}
+
+/// Whether a node counts for the constraint. `keys`: those of all constraints of its kind.
+pub fn is_eligible(pod: &PodClass, constraint: &SpreadConstraint, keys: &[String], node: &NodeInfo) -> bool {
+    keys.iter().all(|key| node.label(key).is_some())
+        && (!constraint.honor_node_affinity || meets_required(pod, node))
+        && (!constraint.honor_node_taints || untolerated(pod, node).is_none())
 }
 
 /// Whether a change of a node may make a pod schedulable that this plugin rejected (labels or taints of a node that

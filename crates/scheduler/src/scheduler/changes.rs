@@ -8,7 +8,7 @@ use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::jiff::Timestamp;
 use knarr_api::k8s_openapi;
 use knarr_api::kinds::pod::is_terminal;
-use knarr_api::{ObjectKey, Shared};
+use knarr_api::{Object, ObjectKey, Shared};
 
 use super::{Scheduler, profile_for};
 use crate::dynamic_resources::claims;
@@ -17,6 +17,7 @@ use crate::node_info::NodeInfo;
 use crate::plugins::{dynamic_resources, inter_pod_affinity, node_resources_fit, pod_topology_spread};
 use crate::pod_info::{PodInfo, is_same_spec, node_name, nominated_node_name};
 use crate::queueing_hints as hints;
+use crate::topology_domains::TopologyDomains;
 use crate::volumes;
 
 impl Scheduler {
@@ -62,6 +63,20 @@ impl Scheduler {
                 |_| event::of_storage(change),
                 now,
                 |plugin, pod| hints::storage_changed(plugin, pod, change),
+            );
+        }
+    }
+
+    /// A TopologyDomains object was added, updated or deleted (`None`).
+    pub fn topology_domains_changed(&mut self, name: &str, object: Option<&Object>, now: Timestamp) {
+        let keys = self
+            .cluster
+            .set_topology_domains(name, object.and_then(TopologyDomains::of));
+        if !keys.is_empty() && self.queue.any_unschedulable_by(&[pod_topology_spread::NAME]) {
+            self.queue.requeue_where(
+                |_| event::TOPOLOGY_DOMAINS_UPDATE,
+                now,
+                |plugin, pod| hints::topology_domains_changed(plugin, pod, &keys),
             );
         }
     }
