@@ -8,7 +8,8 @@
 //!
 //! Each controller is a module named for it. Lost nodes: `node/` and `fencing/`; attachment of volumes: `attachdetach.rs`,
 //! `csi_attach.rs`; podCIDRs and load balancers: `nodeipam/`, `servicelb/`; the endpoint barrier: `endpoint_propagation.rs` (SPEC B7);
-//! ResourceClaims: `resourceclaim/`; only [`podgc`] can create a `Release`, the action that completes a pod's deletion (SPEC S2).
+//! ResourceClaims: `resourceclaim/`; declared domains of topology keys: `topology_domains/` (SPEC B3); only [`podgc`] can create a
+//! `Release`, the action that completes a pod's deletion (SPEC S2).
 //! Fence agents are run in `knarr-control`. `docs/controllers.md` lists which of v1.36's controllers there are.
 
 pub mod action;
@@ -55,6 +56,7 @@ pub mod servicecidrs;
 pub mod servicelb;
 pub mod statefulset;
 pub mod sweep;
+pub mod topology_domains;
 pub mod ttlafterfinished;
 pub mod vac_protection;
 pub mod validatingadmissionpolicystatus;
