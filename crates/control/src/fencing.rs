@@ -66,7 +66,7 @@ pub struct AgentDirectory(pub PathBuf);
 /// Runs until dropped; running agents are killed then.
 pub async fn run(base: Base, agents: Arc<dyn FenceAgents>, allowed: Allowed) {
     let (api, events) = base.acting_as(&Component::Controller(ACCOUNT), "fencing-controller");
-    while let Err(error) = define(&*api).await {
+    while let Err(error) = define(&*api, definitions()).await {
         debug!(%error, "the CustomResourceDefinitions of fencing are not established yet");
         sleep(RETRY_INTERVAL).await;
     }
@@ -123,9 +123,12 @@ pub async fn run(base: Base, agents: Arc<dyn FenceAgents>, allowed: Allowed) {
     }
 }
 
-/// Creates or updates the CustomResourceDefinitions. `Ok` once they are established.
-async fn define(api: &dyn Api) -> Result<(), Error> {
-    for definition in definitions() {
+/// Creates or updates CustomResourceDefinitions. `Ok` once they are established.
+pub(crate) async fn define(
+    api: &dyn Api,
+    definitions: impl IntoIterator<Item = CustomResourceDefinition>,
+) -> Result<(), Error> {
+    for definition in definitions {
         let name = definition.metadata.name.clone().unwrap_or_default();
         let there = match api.get_as::<CustomResourceDefinition>("", &name).await {
             Err(error) if error.is_not_found() => api.create_as(definition).await?,

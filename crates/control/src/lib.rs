@@ -10,7 +10,8 @@
 //! # Where things are
 //!
 //! Any controller: `runner.rs` (keys), `executor.rs` (actions), `view.rs` (what it reads). The scheduler: `scheduler.rs`. Fence agents: `fencing.rs`.
-//! Scales and metrics of HorizontalPodAutoscalers: `podautoscaling.rs`. The garbage collector: `garbage_collector.rs`.
+//! Declared domains of topology keys: `topology_domains.rs`. Scales and metrics of HorizontalPodAutoscalers: `podautoscaling.rs`. The garbage
+//! collector: `garbage_collector.rs`.
 //! Metrics of controllers: `metrics/`; of all control loops: `process_metrics.rs`.
 //!
 //! [`Controller::account`]: knarr_controllers::Controller::account
@@ -24,6 +25,7 @@ mod process_metrics;
 pub mod runner;
 pub mod scheduler;
 pub mod sweeper;
+pub mod topology_domains;
 pub mod view;
 
 use std::collections::BTreeSet;
@@ -40,6 +42,7 @@ use tracing::{debug, info, warn};
 pub use knarr_controllers::Config as ControllersConfig;
 pub use knarr_controllers::certificates;
 pub use knarr_controllers::fencing::kinds as fencing_kinds;
+pub use knarr_controllers::topology_domains::kinds as topology_domains_kinds;
 pub use knarr_controllers::{nodeipam, service_account_tokens, servicelb};
 /// How HorizontalPodAutoscalers are reconciled.
 pub mod pod_autoscaling {
@@ -75,6 +78,8 @@ pub struct Config {
     pub fence_agents: Option<Arc<dyn fencing::FenceAgents>>,
     /// The agents and parameters that FencingPolicies may name in addition to the lists.
     pub fence_agents_allowed: fencing::Allowed,
+    /// Whether TopologyDomains can be declared (SPEC B3): their CustomResourceDefinition is created.
+    pub topology_domains: bool,
     /// Shared by all clones of this configuration.
     pub metrics: Metrics,
     /// The identity of this process in leader election, unique for each start, if several servers share one store.
@@ -126,6 +131,7 @@ pub fn accounts(config: &knarr_controllers::Config) -> BTreeSet<&'static str> {
     let others = [
         garbage_collector::ACCOUNT,
         fencing::ACCOUNT,
+        topology_domains::ACCOUNT,
         podautoscaling::ACCOUNT,
         DEFAULT_STORAGE_ACCOUNT,
     ];
@@ -194,6 +200,9 @@ async fn loops(identities: Arc<dyn Identities>, config: &Config, clock: Arc<dyn 
         agents,
         config.fence_agents_allowed.clone(),
     ));
+    if config.topology_domains {
+        running.spawn(topology_domains::run(base.clone()));
+    }
     running.spawn(garbage_collector::run(base.clone()));
     running.spawn(podautoscaling::run(
         base.clone(),
@@ -201,7 +210,15 @@ async fn loops(identities: Arc<dyn Identities>, config: &Config, clock: Arc<dyn 
         metrics.autoscaling.clone(),
     ));
     let metrics = metrics.scheduler.clone();
-    running.spawn(scheduler::run(base, config.scheduler.scheduler(), metrics));
+    let features = scheduler::Features {
+        topology_domains: config.topology_domains,
+    };
+    running.spawn(scheduler::run_with(
+        base,
+        config.scheduler.scheduler(),
+        metrics,
+        features,
+    ));
     while let Some(result) = running.join_next().await {
         if let Err(error) = result {
             // A panic is a bug in one loop; the others continue.

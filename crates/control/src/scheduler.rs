@@ -13,8 +13,8 @@ use std::time::Duration;
 use futures::future::join_all;
 use k8s_openapi::api::core::v1::{Node, Pod, PodCondition};
 use k8s_openapi::jiff::Timestamp;
-use knarr_api::k8s_openapi;
 use knarr_api::registry::{self, Registered};
+use knarr_api::{Object, k8s_openapi};
 use knarr_apimachinery::time::seconds;
 use knarr_client::events::reference;
 use knarr_client::{
@@ -33,6 +33,7 @@ use tokio::time::{Instant, timeout};
 use tracing::{debug, warn};
 
 use crate::runner::Base;
+use crate::topology_domains;
 use metrics::Attempt;
 
 pub use metrics::Metrics;
@@ -60,6 +61,18 @@ struct Driver {
 
 /// Runs until dropped.
 pub async fn run(base: Base, scheduler: Scheduler, metrics: Metrics) {
+    run_with(base, scheduler, metrics, Features::default()).await;
+}
+
+/// What the scheduler reads in addition to the kinds of Kubernetes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Features {
+    /// TopologyDomains (SPEC B3).
+    pub topology_domains: bool,
+}
+
+/// As [`run`], with these features.
+pub async fn run_with(base: Base, scheduler: Scheduler, metrics: Metrics, features: Features) {
     let (api, events) = base.acting_as(&Component::Scheduler, COMPONENT);
     let driver = Driver {
         api,
@@ -75,6 +88,15 @@ pub async fn run(base: Base, scheduler: Scheduler, metrics: Metrics) {
     driver.follow_surroundings(&base.caches).await;
     driver.follow_storage(&base.caches).await;
     driver.follow_devices(&base.caches).await;
+    if features.topology_domains {
+        let d = driver.clone();
+        let set = move |name: &str, object: Option<&Object>| {
+            let now = d.clock.now();
+            d.scheduler.lock().topology_domains_changed(name, object, now);
+            d.wake.notify_one();
+        };
+        topology_domains::follow(&base.caches, set).await;
+    }
     let nodes = base.caches.store(&registry::NODE);
     let pods = base.caches.store(&registry::POD);
     let d = driver.clone();

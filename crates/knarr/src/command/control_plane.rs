@@ -284,6 +284,7 @@ fn control_config(
             config.fence_agents_dir.clone(),
         ))),
         fence_agents_allowed: config.fence_agents_allowed.clone(),
+        topology_domains: true,
         metrics: Default::default(),
         identity: shared.then(identity),
     }

@@ -10,6 +10,7 @@ use clap::Args;
 use futures::future::join_all;
 use knarr_api::{Kind, Object, registry};
 use knarr_client::{Api, Clock, ListOptions, SystemClock};
+use knarr_control::topology_domains_kinds::TopologyDomains;
 use knarr_scheduler::whatif::Snapshot;
 use serde::Deserialize;
 use serde_json::value::RawValue;
@@ -44,6 +45,11 @@ const KINDS: [&Kind; 22] = [
 ];
 const REQUIRED: usize = 2;
 
+/// The same, and knarr's own.
+fn kinds() -> Vec<&'static Kind> {
+    KINDS.into_iter().chain([TopologyDomains::kind()]).collect()
+}
+
 /// Which objects a command reads.
 pub struct ObjectSelection<'a> {
     pub kinds: &'a [&'a Kind],
@@ -67,8 +73,9 @@ pub struct Source {
 impl Source {
     /// The snapshot that scheduling is computed on.
     pub async fn snapshot(&self, config: &Config, kubeconfig_named: bool) -> Result<Snapshot, Failure> {
+        let kinds = kinds();
         let selection = ObjectSelection {
-            kinds: &KINDS,
+            kinds: &kinds,
             required: REQUIRED,
             only_in: &[],
         };
@@ -125,6 +132,8 @@ async fn list_live(
                 let what = format!("cannot list {} from {}", kind.plural(), api.server());
                 return Err(Failure::new(what).because(error));
             }
+            // Another Kubernetes does not have knarr's kinds.
+            Err(error) if error.is_not_found() && kind.ops.custom().is_some() => {}
             Err(error) => eprintln!(
                 "knarr: warning: cannot list {}, they are left out: {error}",
                 kind.plural()
@@ -197,7 +206,9 @@ fn read_document(
         _ => (&*header.api_version, &*header.kind),
     };
     // A dump may have objects of other kinds than the selected ones.
-    let Some(kind) = registry::by_kind(api_version, kind).filter(|k| kinds.contains(k)) else {
+    let is_named = |k: &&&Kind| k.kind() == kind && k.api_version() == api_version;
+    let named: Option<&Kind> = registry::by_kind(api_version, kind).filter(|k| kinds.contains(k));
+    let Some(kind) = named.or_else(|| kinds.iter().find(is_named).copied()) else {
         return Ok(());
     };
     match kind.ops.decode(document.get().as_bytes()) {
@@ -212,7 +223,7 @@ mod tests {
     use super::*;
 
     fn names(text: &str) -> Vec<String> {
-        let objects = read("dump", text, &KINDS).unwrap_or_default();
+        let objects = read("dump", text, &kinds()).unwrap_or_default();
         let name = |o: &Arc<Object>| format!("{}/{}", o.kind().kind(), o.name());
         objects.iter().map(name).collect()
     }
@@ -239,8 +250,23 @@ mod tests {
     }
 
     #[test]
+    fn b3_a_dump_may_have_topology_domains() {
+        let domains = r#"{"apiVersion":"placement.knarr.io/v1alpha1","kind":"TopologyDomains","metadata":{"name":"z"},
+            "spec":{"topologyKey":"zone"}}"#;
+        let objects = read("dump", domains, &kinds()).unwrap();
+        assert_eq!(objects.len(), 1);
+        let read = TopologyDomains::of(&objects[0]).unwrap();
+        assert_eq!(read.spec.topology_key, "zone");
+        let newer = domains.replace("v1alpha1", "v1");
+        assert!(
+            super::read("dump", &newer, &kinds()).is_err(),
+            "another version is another kind"
+        );
+    }
+
+    #[test]
     fn b2_an_empty_dump_or_one_that_is_not_json_is_an_error_with_what_was_expected() {
-        let error = |text| read("dump", text, &KINDS).map(|_| ()).unwrap_err().to_string();
+        let error = |text| read("dump", text, &kinds()).map(|_| ()).unwrap_err().to_string();
         assert!(
             error("nodes: []").starts_with("dump is not valid JSON"),
             "{}",

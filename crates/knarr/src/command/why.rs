@@ -90,6 +90,12 @@ fn to_text(why: &Why) -> String {
         text.push('\n');
         text.push_str(&table(&rows));
     }
+    if !why.domains.is_empty() {
+        text.push('\n');
+        for domain in &why.domains {
+            text.push_str(&format!("{domain}.\n"));
+        }
+    }
     if let Some(preemption) = why.preemption.as_ref().filter(|p| !p.is_empty()) {
         text.push_str(&format!("\nPreemption: {preemption}\n"));
     }
@@ -131,6 +137,7 @@ mod tests {
                 nodes: (1..10).map(|n| format!("n{n}")).collect(),
             }],
             preemption: None,
+            domains: Vec::new(),
             help: vec![Suggestion {
                 change: "request 1 cpu in all".into(),
                 node: "n1".into(),
@@ -146,5 +153,22 @@ mod tests {
         let json = serde_json::to_value(&why).unwrap();
         assert_eq!(json["verdict"], "Waits");
         assert_eq!(json["refused"][0]["nodes"][8], "n9");
+    }
+
+    #[test]
+    fn b3_the_text_output_has_the_declared_domains() {
+        let why = Why {
+            pod: "default/web".into(),
+            verdict: Verdict::Fits { nodes: 2 },
+            refused: Vec::new(),
+            preemption: None,
+            domains: vec!["zone=c (TopologyDomains zones) is lost".into()],
+            help: Vec::new(),
+        };
+        assert_eq!(
+            to_text(&why),
+            "default/web fits on 2 nodes now: it waits in the scheduling queue.\n\n\
+             zone=c (TopologyDomains zones) is lost.\n"
+        );
     }
 }
