@@ -81,6 +81,7 @@ const LAYERS: &[(&str, &[&str])] = &[
             "knarr-api",
             "knarr-client",
             "knarr-scheduler",
+            "knarr-rebalance",
             "knarr-controllers",
         ],
     ),

@@ -26,7 +26,9 @@ use parking_lot::Mutex;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::UnboundedReceiverStream;
 
-use crate::api::{Api, DeleteOptions, List, ListOptions, Patch, WatchEvent, WatchOptions, WatchStream};
+use crate::api::{
+    Api, DeleteOptions, List, ListOptions, Patch, Preconditions, WatchEvent, WatchOptions, WatchStream,
+};
 use crate::clock::Clock;
 use crate::term::Term;
 
@@ -568,6 +570,24 @@ impl Api for FakeApi {
         subresource: &str,
         body: serde_json::Value,
     ) -> Result<serde_json::Value> {
+        if subresource == "eviction" {
+            // Without PodDisruptionBudgets: an interceptor rejects in their place.
+            self.state
+                .lock()
+                .record_request(request("create", kind, namespace, name, subresource))?;
+            let uid = body.pointer("/deleteOptions/preconditions/uid");
+            let grace = body.pointer("/deleteOptions/gracePeriodSeconds");
+            let options = DeleteOptions {
+                grace_period_seconds: grace.and_then(serde_json::Value::as_i64),
+                preconditions: Preconditions {
+                    uid: uid.and_then(|uid| uid.as_str()).map(str::to_string),
+                    resource_version: None,
+                },
+                propagation: None,
+            };
+            self.delete(kind, namespace, name, options).await?;
+            return Ok(serde_json::json!({"kind": "Status", "apiVersion": "v1", "status": "Success"}));
+        }
         let mut state = self.state.lock();
         state.record_request(request("create", kind, namespace, name, subresource))?;
         self.check_term(&state)?;

@@ -15,10 +15,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
-use knarr_api::custom::conditions::is_established;
-use knarr_api::k8s_openapi;
-use knarr_client::{Api, Component, Error, TypedApi};
+use knarr_client::{Api, Component};
 use knarr_controllers::fencing::description::METADATA;
 use knarr_controllers::fencing::kinds::definitions;
 use knarr_controllers::fencing::parameters::VALUE_MAX;
@@ -34,6 +31,7 @@ use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 use tracing::{debug, info, warn};
 
+use crate::definitions::establish;
 use crate::executor::Executor;
 use crate::runner::{Base, contain_writes};
 use crate::view::CacheView;
@@ -66,7 +64,7 @@ pub struct AgentDirectory(pub PathBuf);
 /// Runs until dropped; running agents are killed then.
 pub async fn run(base: Base, agents: Arc<dyn FenceAgents>, allowed: Allowed) {
     let (api, events) = base.acting_as(&Component::Controller(ACCOUNT), "fencing-controller");
-    while let Err(error) = define(&*api, definitions()).await {
+    while let Err(error) = establish(&*api, definitions()).await {
         debug!(%error, "the CustomResourceDefinitions of fencing are not established yet");
         sleep(RETRY_INTERVAL).await;
     }
@@ -121,37 +119,6 @@ pub async fn run(base: Base, agents: Arc<dyn FenceAgents>, allowed: Allowed) {
             () = sleep(PERIOD) => {}
         }
     }
-}
-
-/// Creates or updates CustomResourceDefinitions. `Ok` once they are established.
-pub(crate) async fn define(
-    api: &dyn Api,
-    definitions: impl IntoIterator<Item = CustomResourceDefinition>,
-) -> Result<(), Error> {
-    for definition in definitions {
-        let name = definition.metadata.name.clone().unwrap_or_default();
-        let there = match api.get_as::<CustomResourceDefinition>("", &name).await {
-            Err(error) if error.is_not_found() => api.create_as(definition).await?,
-            Err(error) => return Err(error),
-            Ok(there) if there.spec.versions == definition.spec.versions => there,
-            Ok(there) => {
-                let mut changed = (*there).clone();
-                changed.spec.versions = definition.spec.versions;
-                if changed == *there {
-                    there
-                } else {
-                    api.update_as(changed).await?
-                }
-            }
-        };
-        if !is_established(&there) {
-            return Err(Error::conflict(
-                there.object().kind().resource_ref(&name),
-                "it is not established",
-            ));
-        }
-    }
-    Ok(())
 }
 
 /// Runs an agent once.
@@ -392,8 +359,8 @@ mod tests {
     #[tokio::test]
     async fn a4_no_policy_can_replace_the_action_or_reveal_a_secret() {
         use k8s_openapi::jiff::Timestamp;
-        use knarr_client::TokioClock;
         use knarr_client::fake::FakeApi;
+        use knarr_client::{TokioClock, TypedApi};
         use knarr_controllers::fencing::kinds::SecretRef;
 
         let agents = Agents::with("fence_x", "cat; exit 0");

@@ -10,18 +10,20 @@
 //! # Where things are
 //!
 //! Any controller: `runner.rs` (keys), `executor.rs` (actions), `view.rs` (what it reads). The scheduler: `scheduler.rs`. Fence agents: `fencing.rs`.
-//! Declared domains of topology keys: `topology_domains.rs`. Scales and metrics of HorizontalPodAutoscalers: `podautoscaling.rs`. The garbage
-//! collector: `garbage_collector.rs`.
+//! Declared domains of topology keys: `topology_domains.rs`. RebalancePolicies: `rebalancing.rs`. Scales and metrics of
+//! HorizontalPodAutoscalers: `podautoscaling.rs`. The garbage collector: `garbage_collector.rs`. Definitions of custom kinds: `definitions.rs`.
 //! Metrics of controllers: `metrics/`; of all control loops: `process_metrics.rs`.
 //!
 //! [`Controller::account`]: knarr_controllers::Controller::account
 
+mod definitions;
 pub mod executor;
 pub mod fencing;
 pub mod garbage_collector;
 mod metrics;
 pub mod podautoscaling;
 mod process_metrics;
+pub mod rebalancing;
 pub mod runner;
 pub mod scheduler;
 pub mod sweeper;
@@ -53,6 +55,8 @@ pub mod node_lifecycle {
     pub use knarr_controllers::node::health::{LEASE_SECONDS, Lifecycle};
     pub use knarr_controllers::node::zones::EvictionRates;
 }
+pub use knarr_rebalance::controller::kinds as rebalancing_kinds;
+use knarr_scheduler::Profile;
 pub use knarr_scheduler::config as scheduler_config;
 pub use metrics::ControllerMetrics;
 pub use process_metrics::Metrics;
@@ -80,6 +84,8 @@ pub struct Config {
     pub fence_agents_allowed: fencing::Allowed,
     /// Whether TopologyDomains can be declared (SPEC B3): their CustomResourceDefinition is created.
     pub topology_domains: bool,
+    /// Whether RebalancePolicies are carried out; without it their kinds do not exist.
+    pub rebalancing: bool,
     /// Shared by all clones of this configuration.
     pub metrics: Metrics,
     /// The identity of this process in leader election, unique for each start, if several servers share one store.
@@ -133,6 +139,7 @@ pub fn accounts(config: &knarr_controllers::Config) -> BTreeSet<&'static str> {
         fencing::ACCOUNT,
         topology_domains::ACCOUNT,
         podautoscaling::ACCOUNT,
+        rebalancing::ACCOUNT,
         DEFAULT_STORAGE_ACCOUNT,
     ];
     controllers.chain(sweeps).chain(others).collect()
@@ -209,6 +216,11 @@ async fn loops(identities: Arc<dyn Identities>, config: &Config, clock: Arc<dyn 
         controllers.pod_autoscaling,
         metrics.autoscaling.clone(),
     ));
+    if config.rebalancing {
+        let profiles = config.scheduler.profiles.iter().map(Profile::from).collect();
+        let metrics = metrics.rebalancing.clone();
+        running.spawn(rebalancing::run(base.clone(), profiles, metrics));
+    }
     let metrics = metrics.scheduler.clone();
     let features = scheduler::Features {
         topology_domains: config.topology_domains,

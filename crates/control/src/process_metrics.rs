@@ -6,7 +6,7 @@ use knarr_client::metrics::leader_election::LeaderElectionMetrics;
 use knarr_client::metrics::reflector::ReflectorMetrics;
 
 use crate::metrics::ControllerMetrics;
-use crate::{podautoscaling, scheduler};
+use crate::{podautoscaling, rebalancing, scheduler};
 
 /// The metrics of all control loops of a process. Clones share their values.
 #[derive(Clone, Debug)]
@@ -16,6 +16,7 @@ pub struct Metrics {
     pub(crate) reflectors: ReflectorMetrics,
     pub(crate) controllers: ControllerMetrics,
     pub(crate) autoscaling: podautoscaling::Metrics,
+    pub(crate) rebalancing: rebalancing::Metrics,
     pub(crate) scheduler: scheduler::Metrics,
 }
 
@@ -27,6 +28,7 @@ impl Default for Metrics {
             reflectors: ReflectorMetrics::new(&registry),
             controllers: ControllerMetrics::new(&registry),
             autoscaling: podautoscaling::Metrics::new(&registry),
+            rebalancing: rebalancing::Metrics::new(&registry),
             scheduler: scheduler::Metrics::new(&registry),
             registry,
         }

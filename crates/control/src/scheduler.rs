@@ -36,6 +36,8 @@ use crate::runner::Base;
 use crate::topology_domains;
 use metrics::Attempt;
 
+pub(crate) use self::claims::KINDS as DEVICE_KINDS;
+pub(crate) use self::volumes::KINDS as STORAGE_KINDS;
 pub use metrics::Metrics;
 
 /// The scheduler's name in events.

@@ -13,8 +13,8 @@ use tokio::sync::Notify;
 use tokio::time::{sleep, timeout};
 use tracing::{debug, warn};
 
+use crate::definitions::establish;
 use crate::executor::Executor;
-use crate::fencing::define;
 use crate::runner::{Base, contain_writes};
 use crate::view::CacheView;
 
@@ -32,7 +32,7 @@ const SYNC: Duration = Duration::from_secs(10);
 /// Runs until dropped.
 pub async fn run(base: Base) {
     let (api, events) = base.acting_as(&Component::Controller(ACCOUNT), "topology-domains-controller");
-    while let Err(error) = define(&*api, [definition()]).await {
+    while let Err(error) = establish(&*api, [definition()]).await {
         debug!(%error, "the CustomResourceDefinition of TopologyDomains is not established yet");
         sleep(RETRY_INTERVAL).await;
     }

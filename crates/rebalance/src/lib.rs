@@ -21,6 +21,7 @@
 //! | pods that are never moved, and those that a policy protects | `protection.rs`, [`annotations`] |
 //! | budgets per hour, PodDisruptionBudgets, waves | `budget.rs` |
 //! | the order in which pods are tried; why the others stay | `planner.rs`, `planner/` |
+//! | the controller: kinds, one step from policies and objects to a wave of evictions | [`controller`] |
 //! | the plan, its reasons, its tables | [`mod@plan`], [`reason`], `table.rs` |
 //!
 //! # What is absent
@@ -32,6 +33,7 @@
 pub mod annotations;
 mod budget;
 pub mod constraint;
+pub mod controller;
 pub mod plan;
 mod planner;
 pub mod policy;

@@ -304,6 +304,9 @@ impl<'a> Planner<'a> {
         let Some(workload) = &class.workload else {
             return Err(Reason::NoController);
         };
+        if let Some(reason) = self.snapshot.held.get(workload) {
+            return Err(reason.clone());
+        }
         let name = &self.simulation.cluster.at(node).name;
         match self.ledger.forbids(name, workload) {
             Some(reason) => Err(reason),

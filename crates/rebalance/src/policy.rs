@@ -5,7 +5,7 @@
 pub mod descheduler;
 mod fields;
 pub mod rebalance_policy;
-mod strategy_args;
+pub(crate) mod strategy_args;
 
 use std::collections::{BTreeMap, BTreeSet};
 

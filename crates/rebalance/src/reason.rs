@@ -92,6 +92,17 @@ pub enum Reason {
         used: u32,
         limit: u32,
     },
+    // Workloads that a controller holds.
+    /// A move of another policy waits for its replacement.
+    Moving {
+        policy: String,
+    },
+    /// The same rule has moved it before, as often as was planned at first, and is violated still.
+    RepeatedMoves {
+        workload: String,
+        rule: String,
+        moves: usize,
+    },
     // What the simulation found.
     /// How many nodes each plugin rejected.
     NoNodeFits {
@@ -152,6 +163,8 @@ impl Reason {
             Reason::DisruptionBudget { .. } => "DisruptionBudget",
             Reason::SeveralDisruptionBudgets { .. } => "SeveralDisruptionBudgets",
             Reason::Budget { .. } => "Budget",
+            Reason::Moving { .. } => "Moving",
+            Reason::RepeatedMoves { .. } => "RepeatedMoves",
             Reason::NoNodeFits { .. } => "NoNodeFits",
             Reason::Unschedulable { .. } => "Unschedulable",
             Reason::SameNode => "SameNode",
@@ -235,6 +248,17 @@ impl fmt::Display for Reason {
                     "{used} of the {limit} moves of an hour are used for {of} {name}"
                 )
             }
+            Reason::Moving { policy } => {
+                write!(f, "a pod of its workload is moved by the policy {policy}")
+            }
+            Reason::RepeatedMoves {
+                workload,
+                rule,
+                moves,
+            } => write!(
+                f,
+                "{workload} was moved {moves} times for {rule} within the hour, and violates it still"
+            ),
             Reason::NoNodeFits { rejected_by } => {
                 f.write_str("no other node fits it")?;
                 let mut separator = ": ";

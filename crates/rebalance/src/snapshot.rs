@@ -20,6 +20,7 @@ use knarr_scheduler::{Cluster, NodeInfo, Profile};
 use serde::Serialize;
 
 use crate::annotations::opt_in;
+use crate::reason::Reason;
 
 /// The owner of pods that users know: a ReplicaSet of a Deployment counts as the Deployment.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -84,6 +85,7 @@ pub struct Snapshot {
     pub(crate) priority_classes: BTreeMap<String, i32>,
     pub(crate) usage: Usage,
     pub(crate) evictions: Vec<Eviction>,
+    pub(crate) held: BTreeMap<Workload, Reason>,
     pub(crate) now: Timestamp,
 }
 
@@ -101,6 +103,7 @@ impl Snapshot {
             priority_classes: BTreeMap::new(),
             usage: Usage::default(),
             evictions: Vec::new(),
+            held: BTreeMap::new(),
             now,
         };
         let mut nodes: BTreeMap<&str, Shared<Node>> = BTreeMap::new();
@@ -139,6 +142,13 @@ impl Snapshot {
     pub fn with_evictions(mut self, evictions: Vec<Eviction>) -> Self {
         self.evictions = evictions;
         self
+    }
+
+    /// Replaces what differs between the policies that are planned from one snapshot: the evictions of the last hour, and
+    /// the workloads whose pods are not moved for now, with the reason.
+    pub fn set_memory(&mut self, evictions: Vec<Eviction>, held: BTreeMap<Workload, Reason>) {
+        self.evictions = evictions;
+        self.held = held;
     }
 
     fn add_related_object(&mut self, object: &Arc<Object>) {

@@ -20,7 +20,7 @@ use tracing::warn;
 use super::Driver;
 
 /// The kinds that allocation reads.
-const KINDS: [&Kind; 3] = [
+pub(crate) const KINDS: [&Kind; 3] = [
     &registry::DEVICE_CLASS,
     &registry::RESOURCE_SLICE,
     &registry::RESOURCE_CLAIM,

@@ -18,7 +18,7 @@ use tokio::time::timeout;
 use super::Driver;
 
 /// The kinds that volume plugins read.
-const KINDS: [&Kind; 7] = [
+pub(crate) const KINDS: [&Kind; 7] = [
     &registry::PERSISTENT_VOLUME_CLAIM,
     &registry::PERSISTENT_VOLUME,
     &registry::STORAGE_CLASS,

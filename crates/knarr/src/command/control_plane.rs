@@ -285,6 +285,7 @@ fn control_config(
         ))),
         fence_agents_allowed: config.fence_agents_allowed.clone(),
         topology_domains: true,
+        rebalancing: true,
         metrics: Default::default(),
         identity: shared.then(identity),
     }

@@ -26,6 +26,7 @@ mod pod_lifecycle;
 mod python;
 mod quorum;
 mod reachability;
+mod rebalancing;
 mod safety;
 mod security;
 mod shim;
@@ -112,6 +113,7 @@ fn main() -> ExitCode {
         .iter()
         .chain(kubectl_streams::SCENARIOS)
         .chain(why_whatif::SCENARIOS)
+        .chain(rebalancing::SCENARIOS)
         .chain(reachability::SCENARIOS)
         .chain(autoscaling::SCENARIOS)
         .chain(node::SCENARIOS)

@@ -163,6 +163,9 @@ impl Planner<'_> {
         let has_budget = budgets.into_iter().any(|b| b.selects(namespace, labels));
         let active = self.admitted(pod, applying, has_budget)?;
         let workload = self.snapshot.workload(pod).ok_or(Reason::NoController)?;
+        if let Some(reason) = self.snapshot.held.get(&workload) {
+            return Err(reason.clone());
+        }
         if let Some(reason) = self.ledger.forbids(&node, &workload) {
             return Err(reason);
         }

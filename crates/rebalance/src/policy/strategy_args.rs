@@ -221,7 +221,7 @@ fn high_node_utilization(fields: &mut Fields, report: &mut Report) -> Rule {
 }
 
 /// The states of PodLifeTime.
-const LIFE_TIME_STATES: [&str; 24] = [
+pub(crate) const LIFE_TIME_STATES: [&str; 24] = [
     "CrashLoopBackOff",
     "Completed",
     "ContainerCannotRun",
