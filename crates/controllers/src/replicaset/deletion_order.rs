@@ -7,6 +7,7 @@ use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::jiff::Timestamp;
 use knarr_api::Shared;
 use knarr_api::k8s_openapi;
+use knarr_api::kinds::pod::surge_first::surge_remaining;
 
 use crate::pod;
 
@@ -14,9 +15,10 @@ const DELETION_COST: &str = "controller.kubernetes.io/pod-deletion-cost";
 
 /// Sorts pods in the order of deletion. `related_by_node` is the number of related pods on each node.
 ///
-/// Unassigned before assigned; Pending before Unknown before Running; not ready before ready; lower pod-deletion-cost before higher;
-/// on a node with more related pods before on one with fewer; ready for less time; restarted more often; newer. Times are compared by
-/// magnitude only (powers of two), ties by uid, so that not always the youngest pods are deleted (LogarithmicScaleDown, KEP-2185).
+/// Unassigned before assigned; Pending before Unknown before Running; not ready before ready; with an eviction that waits for a
+/// replacement (SPEC B6) before others; lower pod-deletion-cost before higher; on a node with more related pods before on one with
+/// fewer; ready for less time; restarted more often; newer. Times are compared by magnitude only (powers of two), ties by uid, so
+/// that not always the youngest pods are deleted (LogarithmicScaleDown, KEP-2185).
 pub fn sort(pods: &mut [&Shared<Pod>], related_by_node: &BTreeMap<String, usize>, now: Timestamp) {
     pods.sort_by(|a, b| compare(a, b, related_by_node, now));
 }
@@ -31,6 +33,7 @@ fn compare(a: &Pod, b: &Pod, related_by_node: &BTreeMap<String, usize>, now: Tim
                 _ => 2,
             },
             pod::is_ready(p),
+            surge_remaining(p, now).is_none(),
             deletion_cost(p),
             Reverse(related_by_node.get(pod::node_name(p)).copied().unwrap_or(0)),
         )

@@ -1,9 +1,11 @@
 //! ReplicaSet: keeps `spec.replicas` pods of the template running.
 //!
 //! Terminating and finished pods are not counted (SPEC T7, S8). It prefers availability: while an old pod is terminating its
-//! replacement may run. [`deletion_order`] decides which pods are deleted first.
+//! replacement may run. [`deletion_order`] decides which pods are deleted first, [`eviction_surge`] how many there are above
+//! `spec.replicas` while evictions wait for replacements.
 
 pub mod deletion_order;
+pub mod eviction_surge;
 
 use std::collections::BTreeMap;
 
@@ -18,6 +20,8 @@ use crate::action::{Action, Create, Delete, Failure, Report, Verb, reference};
 use crate::controller::{Context, Controller, ObjectChange, View};
 use crate::owner::{claim, controller_of, non_empty_selector, owners_of};
 use crate::pod::{self, Availability};
+
+use eviction_surge::EvictionSurge;
 
 /// Pods created or deleted in one sync of a ReplicaSet, so that others do not wait for long (upstream: BurstReplicas).
 pub const BURST_REPLICAS: usize = 500;
@@ -65,15 +69,17 @@ impl Controller for ReplicaSets {
         let claimed = claim(owner, &selector, known);
         let pods = claimed.objects;
         let mut actions = claimed.actions;
+        let replicas = spec.replicas.unwrap_or(1);
+        let surge = EvictionSurge::of(&pods, replicas, context.now);
 
         if context.failure.is_none() && set.metadata.deletion_timestamp.is_none() {
-            let desired = spec.replicas.unwrap_or(1);
+            let desired = replicas.saturating_add(count(surge.pods));
             actions.extend(manage(context, owner, desired, spec.template.as_ref(), &pods));
         } else {
             actions.clear();
         }
 
-        let mut status = status(&set, &pods, context);
+        let mut status = status(&set, &pods, surge.surplus(pods.len(), replicas), context);
         status.terminating_replicas = Some(count(terminating));
         if set.status.as_ref() != Some(&status) {
             let mut changed = (*set).clone();
@@ -87,7 +93,8 @@ impl Controller for ReplicaSets {
                 Availability::In(wait) => Some(wait),
                 Availability::Available | Availability::NotReady => None,
             });
-        actions.extend(next.min().map(Action::RequeueAfter));
+        let next = next.chain(surge.changes_in).min();
+        actions.extend(next.map(Action::RequeueAfter));
         actions
     }
 }
@@ -158,7 +165,8 @@ fn related_by_node(view: &dyn View, owner: &Object) -> BTreeMap<String, usize> {
     related_by_node
 }
 
-fn status(set: &ReplicaSet, pods: &[Shared<Pod>], context: &Context<'_>) -> ReplicaSetStatus {
+/// The status, in which `surplus` of the pods are not counted.
+fn status(set: &ReplicaSet, pods: &[Shared<Pod>], surplus: usize, context: &Context<'_>) -> ReplicaSetStatus {
     let spec = set.spec.clone().unwrap_or_default();
     let template = spec.template.unwrap_or_default();
     let labels = template.metadata.and_then(|m| m.labels).unwrap_or_default();
@@ -169,10 +177,11 @@ fn status(set: &ReplicaSet, pods: &[Shared<Pod>], context: &Context<'_>) -> Repl
     let min_ready_seconds = spec.min_ready_seconds.unwrap_or(0);
     let available =
         |p: &&Shared<Pod>| pod::availability(p, min_ready_seconds, context.now) == Availability::Available;
+    let counted = pods.len().saturating_sub(surplus);
     // Kubernetes leaves these out when they are 0.
-    let some = |n: usize| (n > 0).then(|| count(n));
+    let some = |n: usize| (n > 0).then(|| count(n.min(counted)));
     ReplicaSetStatus {
-        replicas: count(pods.len()),
+        replicas: count(counted),
         fully_labeled_replicas: some(pods.iter().filter(fully_labeled).count()),
         ready_replicas: some(pods.iter().filter(|p| pod::is_ready(p)).count()),
         available_replicas: some(pods.iter().filter(available).count()),

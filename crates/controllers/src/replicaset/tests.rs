@@ -1,5 +1,7 @@
 //! The decisions of the ReplicaSet controller, as tables.
 
+mod eviction_surge;
+
 use k8s_openapi::api::core::v1::{ContainerStatus, PodCondition, PodSpec, PodStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta, OwnerReference};
 use knarr_apimachinery::Error;

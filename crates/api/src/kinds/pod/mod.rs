@@ -3,6 +3,7 @@
 mod app_armor;
 mod at_most_one;
 pub mod resources;
+pub mod surge_first;
 
 use k8s_openapi::api::core::v1::Pod;
 
