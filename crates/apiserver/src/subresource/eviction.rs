@@ -1,10 +1,15 @@
-//! `pods/eviction`: deletes a pod if its PodDisruptionBudget allows it.
+//! `pods/eviction`: deletes a pod if its PodDisruptionBudget allows it; one that has opted in, after it was replaced
+//! ([`replacement`], [`surge`]).
+
+mod replacement;
+mod served;
+mod surge;
 
 use k8s_openapi::api::core::v1::{Pod, PodCondition};
 use k8s_openapi::api::policy::v1::{Eviction, PodDisruptionBudget};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::StatusCause;
 use knarr_api::kinds::pod::is_terminal;
-use knarr_api::{k8s_openapi, registry};
+use knarr_api::{Object, Shared, k8s_openapi, registry};
 use knarr_apimachinery::Error;
 use knarr_apimachinery::labels::Selector;
 use knarr_apimachinery::time::seconds;
@@ -58,11 +63,17 @@ impl Pipeline {
         let pod_target = Target::main(target.kind, target.namespace, target.name);
         let object = self.get(&pod_target)?;
         check_preconditions(target.kind, &request.options.preconditions, &object)?;
-        let pod: &Pod = object
-            .get()
-            .ok_or_else(|| Error::internal("an object stored as a Pod does not decode as one"))?;
+        let pod: &Pod = decoded(&object)?;
         if !can_ignore_pdb(pod) {
-            let requires_unchanged = self.check_budget(ctx, pod, target.namespace).await?;
+            let budget = self.budget_of(pod, target.namespace)?;
+            if is_ready(pod) {
+                self.surge_first(ctx, &pod_target, pod, &request.options.preconditions)
+                    .await?;
+            }
+            let requires_unchanged = match budget {
+                Some(budget) => self.check_budget(ctx, pod, &budget).await?,
+                None => false,
+            };
             if requires_unchanged && request.options.preconditions.resource_version.is_none() {
                 request.options.preconditions.resource_version = Some(object.revision().to_string());
             }
@@ -75,14 +86,13 @@ impl Pipeline {
         success(Some(201), None)
     }
 
-    /// Checks the one budget that covers the pod, and takes one disruption from it. True if the pod may only be deleted
-    /// unchanged.
-    async fn check_budget(&self, ctx: &mut Ctx, pod: &Pod, namespace: &str) -> Result<bool, Error> {
+    /// The one budget that covers the pod.
+    fn budget_of(&self, pod: &Pod, namespace: &str) -> Result<Option<Shared<PodDisruptionBudget>>, Error> {
         let kind = &registry::POD_DISRUPTION_BUDGET;
         let all = self.cache.of(kind)?.list(&Filter::everything(kind, namespace));
         let mut covering = Vec::new();
-        for object in &all {
-            let Some(budget) = object.get::<PodDisruptionBudget>() else {
+        for object in all {
+            let Ok(budget) = Shared::<PodDisruptionBudget>::new(object) else {
                 continue;
             };
             let selector = budget.spec.as_ref().and_then(|s| s.selector.as_ref());
@@ -94,17 +104,24 @@ impl Pipeline {
                 covering.push(budget);
             }
         }
-        let budget = match covering.as_slice() {
-            [] => return Ok(false),
-            [one] => *one,
-            _ => {
-                return Err(Error::new(
-                    500,
-                    "",
-                    "This pod has more than one PodDisruptionBudget, which the eviction subresource does not support.",
-                ));
-            }
-        };
+        match covering.len() {
+            0 | 1 => Ok(covering.pop()),
+            _ => Err(Error::new(
+                500,
+                "",
+                "This pod has more than one PodDisruptionBudget, which the eviction subresource does not support.",
+            )),
+        }
+    }
+
+    /// Checks the budget that covers the pod, and takes one disruption from it. True if the pod may only be deleted
+    /// unchanged.
+    async fn check_budget(
+        &self,
+        ctx: &mut Ctx,
+        pod: &Pod,
+        budget: &PodDisruptionBudget,
+    ) -> Result<bool, Error> {
         if !is_ready(pod) {
             let status = budget.status.clone().unwrap_or_default();
             let always = budget
@@ -119,9 +136,10 @@ impl Pipeline {
         }
         let name = budget.metadata.name.clone().unwrap_or_default();
         let pod_name = pod.metadata.name.clone().unwrap_or_default();
+        let namespace = budget.metadata.namespace.clone().unwrap_or_default();
         let target = Target {
             subresource: "status",
-            ..Target::main(kind, namespace, &name)
+            ..Target::main(&registry::POD_DISRUPTION_BUDGET, &namespace, &name)
         };
         self.update(ctx, &target, &Preconditions::default(), &mut |ctx, old| {
             let mut budget: PodDisruptionBudget = old.to_typed().ok_or_else(|| {
@@ -209,6 +227,7 @@ fn check_and_decrement(
             10,
         );
         add_cause(
+            BUDGET,
             &mut error,
             format!("The disruption budget {name} is still being processed by the server."),
         );
@@ -265,7 +284,7 @@ fn check_and_decrement(
             "Cannot evict pod as it would violate the pod's disruption budget.",
             0,
         );
-        add_cause(&mut error, why);
+        add_cause(BUDGET, &mut error, why);
         return Err(error);
     }
     status.disruptions_allowed = Some(allowed - 1);
@@ -276,9 +295,19 @@ fn check_and_decrement(
     Ok(())
 }
 
-fn add_cause(error: &mut Error, message: String) {
+fn decoded<T: 'static>(object: &Object) -> Result<&T, Error> {
+    let kind = object.kind().kind();
+    object
+        .get()
+        .ok_or_else(|| Error::internal(format!("an object stored as a {kind} does not decode as one")))
+}
+
+/// The reason of a cause.
+const BUDGET: &str = "DisruptionBudget";
+
+fn add_cause(reason: &str, error: &mut Error, message: String) {
     error.status_mut().details.get_or_insert_default().causes = Some(vec![StatusCause {
-        reason: Some("DisruptionBudget".into()),
+        reason: Some(reason.into()),
         message: Some(message),
         field: None,
     }]);

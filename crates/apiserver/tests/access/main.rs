@@ -25,6 +25,7 @@ mod rbac;
 mod requests;
 mod reviews;
 mod subresource_admission;
+mod surge_eviction;
 mod tokens;
 mod verbs;
 mod versions;

@@ -1,0 +1,191 @@
+//! Whether the service proxies of all nodes send new connections to a pod (SPEC B7): what nodes report as applied includes the EndpointSlices
+//! that have the pod as ready.
+
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::{Pod, Service};
+use k8s_openapi::api::discovery::v1::EndpointSlice;
+use knarr_api::propagation::Propagation;
+use knarr_api::{Object, k8s_openapi};
+
+/// The label of an EndpointSlice with the name of its Service.
+const SERVICE_NAME: &str = "kubernetes.io/service-name";
+
+/// The Services and EndpointSlices of a namespace, and what the nodes have applied.
+pub(super) struct Served {
+    pub services: Vec<Arc<Object>>,
+    pub slices: Vec<Arc<Object>>,
+    /// `None`: the nodes do not report it, and a pod that is Ready counts as served.
+    pub applied: Option<Propagation>,
+}
+
+impl Served {
+    /// Why the proxies do not serve the pod yet.
+    pub fn unserved(&self, pod: &Pod) -> Option<String> {
+        let applied = self.applied.as_ref().filter(|applied| applied.nodes > 0)?;
+        let services = self.services.iter().filter_map(|object| object.get::<Service>());
+        services
+            .filter(|service| selects(service, pod))
+            .find_map(|service| self.unserved_by(service, pod, applied))
+    }
+
+    fn unserved_by(&self, service: &Service, pod: &Pod, applied: &Propagation) -> Option<String> {
+        let name = service.metadata.name.as_deref().unwrap_or("");
+        let slices = self.slices.iter().filter(|object| {
+            let labels = object.metadata().labels.as_ref();
+            labels.and_then(|l| l.get(SERVICE_NAME)).map(String::as_str) == Some(name)
+                && object
+                    .get::<EndpointSlice>()
+                    .is_some_and(|slice| has_ready(slice, pod))
+        });
+        match slices.map(|slice| slice.revision()).max() {
+            None => Some(format!("no EndpointSlice of Service {name} has it as ready")),
+            Some(needed) if needed > applied.revision => Some(format!(
+                "node {} has applied EndpointSlices up to resourceVersion {}, that of Service {name} is {needed}",
+                applied.slowest, applied.revision
+            )),
+            Some(_) => None,
+        }
+    }
+}
+
+fn selects(service: &Service, pod: &Pod) -> bool {
+    let Some(spec) = &service.spec else { return false };
+    let Some(selector) = spec.selector.as_ref().filter(|s| !s.is_empty()) else {
+        return false;
+    };
+    let labels = pod.metadata.labels.as_ref();
+    spec.type_.as_deref() != Some("ExternalName")
+        && selector
+            .iter()
+            .all(|(key, value)| labels.and_then(|l| l.get(key)) == Some(value))
+}
+
+/// An unset condition counts as ready.
+fn has_ready(slice: &EndpointSlice, pod: &Pod) -> bool {
+    slice.endpoints.iter().flatten().any(|endpoint| {
+        let about = endpoint.target_ref.as_ref();
+        let ready = endpoint.conditions.as_ref().and_then(|c| c.ready);
+        about.is_some_and(|r| r.uid.is_some() && r.uid == pod.metadata.uid) && ready != Some(false)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use knarr_api::Kind;
+    use knarr_api::registry::{ENDPOINT_SLICE, SERVICE};
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn stored(kind: &Kind, object: Value, revision: u64) -> Arc<Object> {
+        let mut typed = kind.ops.decode(object.to_string().as_bytes()).unwrap().object;
+        let stored = Object::encode_for_store(&mut *typed);
+        Arc::new(Object::from_stored(kind, typed, &stored, revision))
+    }
+
+    fn service(name: &str, spec: Value) -> Arc<Object> {
+        stored(
+            &SERVICE,
+            json!({"metadata": {"namespace": "a", "name": name}, "spec": spec}),
+            1,
+        )
+    }
+
+    fn slice(service: &str, endpoint: Value, revision: u64) -> Arc<Object> {
+        let slice = json!({
+            "metadata": {"namespace": "a", "name": format!("{service}-{revision}"), "labels": {SERVICE_NAME: service}},
+            "addressType": "IPv4", "endpoints": [endpoint],
+        });
+        stored(&ENDPOINT_SLICE, slice, revision)
+    }
+
+    fn endpoint(uid: &str, ready: bool) -> Value {
+        json!({"addresses": ["10.0.0.1"], "targetRef": {"uid": uid}, "conditions": {"ready": ready}})
+    }
+
+    #[test]
+    fn b6_b7_a_pod_is_served_when_all_nodes_have_applied_the_slices_that_have_it_as_ready() {
+        let pod: Pod =
+            serde_json::from_value(json!({"metadata": {"uid": "u", "labels": {"app": "web", "tier": "1"}}}))
+                .unwrap();
+        let web = || service("web", json!({"selector": {"app": "web"}}));
+        let behind = "node n1 has applied EndpointSlices up to resourceVersion 10, that of Service web is 11";
+        let none = "no EndpointSlice of Service web has it as ready";
+        for (what, services, slices, expected) in [
+            ("no service", vec![], vec![], None),
+            (
+                "applied",
+                vec![web()],
+                vec![slice("web", endpoint("u", true), 10)],
+                None,
+            ),
+            (
+                "not applied",
+                vec![web()],
+                vec![slice("web", endpoint("u", true), 11)],
+                Some(behind),
+            ),
+            (
+                "one of two not applied",
+                vec![web()],
+                vec![
+                    slice("web", endpoint("u", true), 9),
+                    slice("web", endpoint("u", true), 11),
+                ],
+                Some(behind),
+            ),
+            (
+                "a slice of other pods",
+                vec![web()],
+                vec![
+                    slice("web", endpoint("u", true), 9),
+                    slice("web", endpoint("v", true), 11),
+                ],
+                None,
+            ),
+            ("no slice", vec![web()], vec![], Some(none)),
+            (
+                "not ready",
+                vec![web()],
+                vec![slice("web", endpoint("u", false), 9)],
+                Some(none),
+            ),
+            (
+                "another service's",
+                vec![web()],
+                vec![slice("api", endpoint("u", true), 9)],
+                Some(none),
+            ),
+            (
+                "services that do not select it",
+                vec![
+                    service("other", json!({"selector": {"app": "web", "tier": "2"}})),
+                    service("all", json!({"selector": {}})),
+                    service("manual", json!({})),
+                    service(
+                        "name",
+                        json!({"type": "ExternalName", "selector": {"app": "web"}, "externalName": "x.example"}),
+                    ),
+                ],
+                vec![],
+                None,
+            ),
+        ] {
+            let mut served = Served {
+                services,
+                slices,
+                applied: Some(Propagation {
+                    revision: 10,
+                    nodes: 2,
+                    slowest: "n1".into(),
+                }),
+            };
+            assert_eq!(served.unserved(&pod).as_deref(), expected, "{what}");
+            served.applied = None;
+            assert_eq!(served.unserved(&pod), None, "{what}, which is not reported");
+            served.applied = Some(Propagation::default());
+            assert_eq!(served.unserved(&pod), None, "{what}, without nodes");
+        }
+    }
+}
