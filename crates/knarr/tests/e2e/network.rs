@@ -11,6 +11,7 @@ use crate::{KNARR, Outcome, StandaloneScenario};
 
 pub mod bad_input;
 mod load;
+mod surge_eviction;
 mod two_networks;
 mod updates;
 
@@ -18,6 +19,10 @@ pub const SCENARIOS: &[StandaloneScenario] = &[
     ("n1_n2_n5_n6_n7_five_nodes_on_two_networks", five_nodes),
     ("b7_n4_updates_under_load_fail_no_connection", updates::planned),
     ("b7_n3_n4_losses_under_load_fail_no_connection", updates::losses),
+    (
+        "b6_b7_a_drain_of_the_only_pod_fails_no_connection",
+        surge_eviction::drain,
+    ),
 ];
 
 const NODE_PORT: u16 = 30080;
