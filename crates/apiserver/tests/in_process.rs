@@ -29,6 +29,7 @@ use futures::StreamExt;
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::{ConfigMap, Pod};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+use k8s_openapi::api::scheduling::v1::PriorityClass;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 use knarr_api::Object;
@@ -590,6 +591,55 @@ async fn p2_a_pods_priority_comes_from_its_class() {
         Some(0)
     );
     assert_eq!(c.api.create_as(pod("none")).await.unwrap_err().code(), 403);
+}
+
+#[tokio::test(start_paused = true)]
+async fn b6_pods_of_a_class_with_hard_budgets_have_them_and_keep_them() {
+    const ANNOTATION: &str = "knarr.io/preemption-budgets";
+    let c = cluster().await;
+    let class = |name: &str, annotations: serde_json::Value| -> PriorityClass {
+        let class = json!({"metadata": {"name": name, "annotations": annotations}, "value": 7});
+        serde_json::from_value(class).unwrap()
+    };
+    c.api
+        .create_as(class("gentle", json!({ANNOTATION: "Hard"})))
+        .await
+        .unwrap();
+    c.api.create_as(class("plain", json!({}))).await.unwrap();
+    let pod = |class: &str, annotations: serde_json::Value| -> Pod {
+        serde_json::from_value(json!({
+            "metadata": {"generateName": "p-", "namespace": "default", "annotations": annotations},
+            "spec": {"containers": [{"name": "c", "image": "i"}], "priorityClassName": class},
+        }))
+        .unwrap()
+    };
+    let budgets = |pod: &Pod| {
+        pod.metadata
+            .annotations
+            .as_ref()
+            .and_then(|a| a.get(ANNOTATION))
+            .cloned()
+    };
+    let plain = c.api.create_as(pod("plain", json!({}))).await.unwrap();
+    assert_eq!(budgets(&plain), None);
+    let gentle = c
+        .api
+        .create_as(pod("gentle", json!({ANNOTATION: "BestEffort"})))
+        .await
+        .unwrap();
+    assert_eq!(
+        budgets(&gentle).as_deref(),
+        Some("Hard"),
+        "the class decides, not the pod"
+    );
+    let mut changed = (*gentle).clone();
+    changed.metadata.annotations = None;
+    let changed = c.api.update_as(changed).await.unwrap();
+    assert_eq!(
+        budgets(&changed).as_deref(),
+        Some("Hard"),
+        "an update cannot remove it"
+    );
 }
 
 #[tokio::test(start_paused = true)]

@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use futures::future::join_all;
 use k8s_openapi::api::core::v1::{Node, Pod, PodCondition};
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::jiff::Timestamp;
 use knarr_api::registry::{self, Registered};
 use knarr_api::{Object, k8s_openapi};
@@ -245,14 +246,21 @@ impl Driver {
                 node,
                 victims,
                 cleared,
+                is_cross_node,
             } => {
                 attempted(Attempt::Unschedulable, &pod);
                 self.metrics.preempted(victims.len());
-                // None of these waits for another: the pod is not scheduled again before all are done.
                 let nomination = Nomination::Set(node.clone());
                 let report = self.report(&pod, "Unschedulable", message, nomination);
                 let make_room = self.preempt(&pod, &node, &victims, &cleared);
-                let (_, done) = futures::join!(report, make_room);
+                let done = if is_cross_node {
+                    self.metrics.preempted_across_nodes();
+                    // After a crash the nomination says which preemption is to be finished.
+                    report.await && make_room.await
+                } else {
+                    // None of these waits for another: the pod is not scheduled again before all are done.
+                    futures::join!(report, make_room).1
+                };
                 self.scheduler.lock().preempted(&pod, !done, self.clock.now());
                 self.wake.notify_one();
             }
@@ -301,7 +309,8 @@ impl Driver {
             .event(&reference(pod.object()), type_, reason, message);
     }
 
-    async fn report(&self, pod: &Shared<Pod>, reason: &str, message: String, nomination: Nomination) {
+    /// Whether the status was written, if it had to be.
+    async fn report(&self, pod: &Shared<Pod>, reason: &str, message: String, nomination: Nomination) -> bool {
         let shown = shortened(&message);
         self.event(pod, EventType::Warning, "FailedScheduling", shown);
         let mut old = pod.status.iter().flat_map(|s| s.conditions.iter().flatten());
@@ -314,22 +323,23 @@ impl Driver {
             _ => None,
         };
         if condition.is_none() && nominated.is_none() {
-            return;
+            return true;
         }
-        if !self
+        if self
             .update_status(pod, condition.as_ref(), nominated.as_ref())
             .await
         {
-            let mut status = serde_json::Map::new();
-            if let Some(condition) = condition {
-                status.insert("conditions".into(), json!([condition]));
-            }
-            if let Some(node) = nominated {
-                status.insert("nominatedNodeName".into(), json!(node));
-            }
-            let otherwise = "cannot report in its status that the pod is unschedulable";
-            self.patch_status(pod, status.into(), otherwise).await;
+            return true;
         }
+        let mut status = serde_json::Map::new();
+        if let Some(condition) = condition {
+            status.insert("conditions".into(), json!([condition]));
+        }
+        if let Some(node) = nominated {
+            status.insert("nominatedNodeName".into(), json!(node));
+        }
+        let otherwise = "cannot report in its status that the pod is unschedulable";
+        self.patch_status(pod, status.into(), otherwise).await
     }
 
     /// Updates the status of a pod if it has not changed since the decision, which costs less than a patch; whether it was
@@ -359,7 +369,7 @@ impl Driver {
         self.api.update_status_as(new).await.is_ok()
     }
 
-    /// Whether it succeeded (or the pod was deleted).
+    /// Whether it was written. It is not an error that the pod was deleted.
     async fn patch_status(&self, pod: &Shared<Pod>, status: serde_json::Value, otherwise: &str) -> bool {
         let patch = json!({"metadata": {"uid": pod.object().uid()}, "status": status});
         let (namespace, name) = (pod.object().namespace(), pod.object().name());
@@ -372,7 +382,7 @@ impl Driver {
                 warn!(pod = ?pod.object(), %error, "{otherwise}");
                 false
             }
-            _ => true,
+            patched => patched.is_ok(),
         }
     }
 
@@ -419,7 +429,12 @@ impl Driver {
         match self.api.disrupt(namespace, name, condition, options).await {
             Ok(_) => {
                 let by = pod.object().uid();
-                let message = format!("Preempted by pod {by} on node {node}");
+                let there = victim.spec.as_ref().and_then(|s| s.node_name.as_deref());
+                let message = match there.filter(|there| *there != node) {
+                    // A victim of a cross-node preemption.
+                    Some(_) => format!("Preempted by pod {by}, which is nominated to node {node}"),
+                    None => format!("Preempted by pod {by} on node {node}"),
+                };
                 self.event(victim, EventType::Normal, "Preempted", message);
                 true
             }
@@ -454,10 +469,24 @@ impl Driver {
             cluster.set_replication_controller(namespace, name, new.as_deref());
         })
         .await;
-        self.follow(caches, |cluster, namespace, name, new| {
-            cluster.set_budget(namespace, name, new.as_deref());
-        })
-        .await;
+        let d = self.clone();
+        let budgets = caches.store(PodDisruptionBudget::kind_of());
+        budgets.add_event_handler(move |change| {
+            let object = change.object();
+            let new = change
+                .after()
+                .and_then(|o| Shared::<PodDisruptionBudget>::new(o.clone()).ok());
+            let (namespace, name) = (object.namespace(), object.name());
+            let now = d.clock.now();
+            let requeued = d
+                .scheduler
+                .lock()
+                .budget_changed(namespace, name, new.as_deref(), now);
+            if requeued {
+                d.wake.notify_one();
+            }
+        });
+        budgets.synced().await;
     }
 
     async fn follow<T: Registered>(

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Event, Node, PersistentVolume, PersistentVolumeClaim, Pod};
@@ -17,13 +18,17 @@ use knarr_client::{
     Api, Caches, Clock, DeleteOptions, Error, EventRecorder, ListOptions, Patch, TokioClock, TypedApi,
 };
 use knarr_control::scheduler_config::KubeSchedulerConfiguration;
-use knarr_control::{Base, scheduler};
+use knarr_control::{Base, scheduler, scheduler_config};
 use serde_json::json;
 use tokio::time::sleep;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 /// The scheduler alone: what other controllers write, the tests do.
 fn cluster() -> (Arc<FakeApi>, DropGuard) {
+    cluster_with(&KubeSchedulerConfiguration::default())
+}
+
+fn cluster_with(configuration: &KubeSchedulerConfiguration) -> (Arc<FakeApi>, DropGuard) {
     let clock: Arc<dyn Clock> = Arc::new(TokioClock::new(Timestamp::UNIX_EPOCH));
     let fake = Arc::new(FakeApi::new(clock.clone()));
     let api: Arc<dyn Api> = fake.clone();
@@ -34,7 +39,7 @@ fn cluster() -> (Arc<FakeApi>, DropGuard) {
         clock,
         metrics: Default::default(),
     };
-    let scheduler = KubeSchedulerConfiguration::default().scheduler();
+    let scheduler = configuration.scheduler();
     let cancel = CancellationToken::new();
     let running = scheduler::run(base, scheduler, scheduler::Metrics::new(&Registry::default()));
     tokio::spawn(cancel.clone().run_until_cancelled_owned(running));
@@ -176,6 +181,85 @@ async fn p4_a_pod_of_higher_priority_preempts_and_reports_its_victims() {
     assert!(events.contains(&preempted), "{events:?}");
     let failed = "Warning FailedScheduling: 0/1 nodes are available: 1 Insufficient cpu.".to_string();
     assert!(events.contains(&failed), "{events:?}");
+}
+
+/// With cross-node preemption, a node a1 with room, and a pod `low` on a2 that is in the way of [`asking`].
+async fn across_nodes() -> (Arc<FakeApi>, DropGuard) {
+    let configuration = scheduler_config::parse(
+        "
+apiVersion: kubescheduler.config.k8s.io/v1
+kind: KubeSchedulerConfiguration
+profiles:
+- pluginConfig:
+  - name: knarr.io/Preemption
+    args: {crossNode: true}
+",
+    );
+    let (api, running) = cluster_with(&configuration.unwrap());
+    for name in ["a1", "a2"] {
+        let mut node = node(name);
+        node.metadata.labels = Some([("zone".to_string(), "a".to_string())].into());
+        api.create_as(node).await.unwrap();
+    }
+    for (name, priority) in [("full", 100), ("low", 0)] {
+        let mut pod = pod(name, "1");
+        pod.metadata.labels = Some([("app".to_string(), name.to_string())].into());
+        let spec = pod.spec.as_mut().unwrap();
+        spec.node_name = Some("a2".into());
+        spec.priority = Some(priority);
+        api.create_as(pod).await.unwrap();
+    }
+    (api, running)
+}
+
+/// It fits on a1 alone, and there only without `low` in the zone.
+fn asking() -> Pod {
+    let mut asking = pod("high", "2");
+    let request = ("knarr.io/cross-node-preemption".to_string(), "true".to_string());
+    asking.metadata.annotations = Some([request].into());
+    let spec = asking.spec.as_mut().unwrap();
+    spec.priority = Some(10);
+    let term = json!({"topologyKey": "zone", "labelSelector": {"matchLabels": {"app": "low"}}});
+    let anti = json!({"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}});
+    spec.affinity = serde_json::from_value(anti).unwrap();
+    asking
+}
+
+#[tokio::test(start_paused = true)]
+async fn b5_a_victim_on_another_node_is_evicted_after_the_nomination_is_written() {
+    let (api, _running) = across_nodes().await;
+    // The status of the preemptor cannot be written for a while.
+    let rejects = Arc::new(AtomicBool::new(true));
+    let rejecting = rejects.clone();
+    api.intercept(move |request| {
+        let is_record = request.name == "high" && request.subresource == "status";
+        (is_record && rejecting.load(Ordering::Relaxed)).then(|| Error::unavailable("not now"))
+    });
+    api.create_as(asking()).await.unwrap();
+    sleep(Duration::from_secs(60)).await;
+    let low = api.get_as::<Pod>("default", "low").await.unwrap();
+    assert!(
+        low.metadata.deletion_timestamp.is_none(),
+        "evicted without a record"
+    );
+    rejects.store(false, Ordering::Relaxed);
+    sleep(Duration::from_secs(60)).await;
+    let low = api.get_as::<Pod>("default", "low").await.unwrap();
+    assert!(low.metadata.deletion_timestamp.is_some());
+    let high = api.get_as::<Pod>("default", "high").await.unwrap();
+    let nominated = high.status.as_ref().unwrap().nominated_node_name.as_deref();
+    assert_eq!(nominated, Some("a1"));
+    let uid = high.object().uid();
+    let preempted = format!("Normal Preempted: Preempted by pod {uid}, which is nominated to node a1");
+    let events = events(&api).await;
+    assert!(events.contains(&preempted), "{events:?}");
+    let now = DeleteOptions {
+        grace_period_seconds: Some(0),
+        ..DeleteOptions::default()
+    };
+    api.delete(&registry::POD, "default", "low", now).await.unwrap();
+    sleep(Duration::from_secs(20)).await;
+    assert_eq!(node_of(&api, "high").await.as_deref(), Some("a1"));
 }
 
 /// A node, a claim that waits for its first consumer, and a pod with that claim.

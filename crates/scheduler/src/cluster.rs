@@ -14,6 +14,7 @@ use knarr_api::Shared;
 use knarr_api::k8s_openapi;
 use knarr_apimachinery::labels::{Requirement, Selector};
 
+use crate::budgets::Budgets;
 use crate::dynamic_resources::{self, claims::Devices};
 use crate::node_info::NodeInfo;
 use crate::pod_info::{Labels, OptionalSelector, PodClass, PodInfo};
@@ -55,16 +56,6 @@ struct Log {
 /// then.
 const SHORT_LOG: usize = 4096;
 
-/// A PodDisruptionBudget as preemption reads it.
-#[derive(Clone, Debug)]
-pub struct Budget {
-    pub namespace: String,
-    pub selector: Selector,
-    pub disruptions_allowed: i32,
-    /// Pods in `status.disruptedPods`: they count as disrupted already.
-    pub disrupted: BTreeSet<String>,
-}
-
 /// An owner of pods, for the default topology spread constraints.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Workload {
@@ -95,9 +86,7 @@ pub struct Cluster {
     /// Incremented when an object other than a node or a pod changes that plugins read: a Namespace, an owner of pods,
     /// or the declared domains.
     pub related_objects_version: u64,
-    budgets: BTreeMap<Name, Budget>,
-    /// Incremented when a PodDisruptionBudget changes.
-    pub budgets_version: u64,
+    budgets: Budgets,
     devices: Devices,
     volumes: Volumes,
     /// Nodes with nominated pods.
@@ -132,7 +121,6 @@ impl Cluster {
             topology_domains: self.topology_domains.clone(),
             related_objects_version: self.related_objects_version,
             budgets: self.budgets.clone(),
-            budgets_version: self.budgets_version,
             devices: Devices::default(),
             volumes: self.volumes.clone(),
             nominations: self.nominations.clone(),
@@ -480,40 +468,15 @@ impl Cluster {
         Some(selector).filter(|s| !s.is_everything())
     }
 
-    pub fn set_budget(&mut self, namespace: &str, name: &str, budget: Option<&PodDisruptionBudget>) {
-        let key = (namespace.to_string(), name.to_string());
-        let read = budget.and_then(|b| {
-            let selector = b.spec.as_ref()?.selector.as_ref()?;
-            let status = b.status.as_ref();
-            let disrupted = status.and_then(|s| s.disrupted_pods.as_ref());
-            Some(Budget {
-                namespace: namespace.to_string(),
-                selector: Selector::from_label_selector(selector).ok()?,
-                disruptions_allowed: status.and_then(|s| s.disruptions_allowed).unwrap_or(0),
-                disrupted: disrupted
-                    .into_iter()
-                    .flatten()
-                    .map(|(pod, _)| pod.clone())
-                    .collect(),
-            })
-        });
-        match read {
-            Some(budget) => self.budgets.insert(key, budget),
-            None => self.budgets.remove(&key),
-        };
-        self.budgets_version += 1;
+    /// Whether the budget may allow more evictions than before.
+    pub fn set_budget(&mut self, namespace: &str, name: &str, budget: Option<&PodDisruptionBudget>) -> bool {
+        self.budgets.set(namespace, name, budget)
     }
 
     /// Whether a PodDisruptionBudget allows no eviction of the pod now. Unlike in preemption, a budget with an empty
     /// selector matches all pods of its namespace.
     pub fn forbids_eviction(&self, pod: &Shared<Pod>) -> bool {
-        let (namespace, name) = (pod.object().namespace(), pod.object().name());
-        self.budgets.values().any(|budget| {
-            budget.namespace == namespace
-                && budget.disruptions_allowed <= 0
-                && budget.selector.matches(pod.metadata.labels.as_ref())
-                && !budget.disrupted.contains(name)
-        })
+        self.budgets.forbid_eviction(pod)
     }
 
     pub fn devices(&self) -> &Devices {
@@ -547,8 +510,12 @@ impl Cluster {
         &mut self.volumes
     }
 
-    pub fn budgets(&self) -> impl Iterator<Item = &Budget> {
-        self.budgets.values()
+    pub fn budgets(&self) -> &Budgets {
+        &self.budgets
+    }
+
+    pub fn budgets_mut(&mut self) -> &mut Budgets {
+        &mut self.budgets
     }
 }
 

@@ -18,7 +18,7 @@ use serde_json::Value;
 
 pub use args::{
     DefaultPreemptionArgs, InterPodAffinityArgs, NodeResourcesFitArgs, PluginArgs, PodTopologySpreadArgs,
-    ResourceSpec, ScoringStrategy, UtilizationShapePoint,
+    PreemptionExtensionArgs, ResourceSpec, ScoringStrategy, UtilizationShapePoint,
 };
 pub use plugins::{ExtensionPoint, Plugin, Plugins};
 pub use version::Version;

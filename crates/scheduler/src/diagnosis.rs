@@ -105,6 +105,10 @@ pub struct Diagnosis {
     pub deallocate: Option<(String, String)>,
     /// A plugin returned an error: the pod is retried after its backoff.
     pub is_error: bool,
+    /// Hard PodDisruptionBudgets exclude nodes from preemption: the pod is retried when a budget allows more.
+    pub budgets_in_the_way: bool,
+    /// Cross-node preemption waits for its rate: the pod is retried after its backoff.
+    pub is_rate_limited: bool,
 }
 
 impl Diagnosis {

@@ -4,6 +4,7 @@
 
 mod feasible_sums;
 mod filters;
+mod removal;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -21,6 +22,7 @@ use crate::profile::Profile;
 use crate::storage::Storage;
 use crate::verdict::{FEASIBLE, NO_NODE, StatusTable};
 use feasible_sums::{FeasibleSums, NOT_FEASIBLE};
+pub use removal::{Removal, RemovedPod};
 
 /// How the pods of one other class affect the counts of PodTopologySpread and InterPodAffinity.
 #[derive(Clone, Debug, Default)]

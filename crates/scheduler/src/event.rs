@@ -26,6 +26,8 @@ pub const ASSIGNED_POD_UPDATE_LABEL: &str = "AssignedPodUpdatePodLabel";
 pub const ASSIGNED_POD_DELETE: &str = "AssignedPodDelete";
 
 pub const TOPOLOGY_DOMAINS_UPDATE: &str = "placement.knarr.io/TopologyDomainsUpdate";
+/// A PodDisruptionBudget allows more evictions (SPEC B6); kube-scheduler has no such event.
+pub const BUDGET_UPDATE: &str = "PodDisruptionBudgetUpdate";
 
 const NODE_UPDATE_ALLOCATABLE: &str = "NodeUpdateNodeAllocatable";
 const NODE_UPDATE_LABEL: &str = "NodeUpdateNodeLabel";

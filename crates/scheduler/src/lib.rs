@@ -16,11 +16,13 @@
 //! | results per class of pods, in columns, updated from the log of changed nodes | [`evaluation`], [`cluster`] |
 //! | the scheduling queue, its queueing hints, the names of its events | `queue.rs`, `queueing_hints.rs`, `event.rs` |
 //! | declared domains of topology keys (SPEC B3) | `topology_domains.rs` |
+//! | PodDisruptionBudgets as preemption reads them | `budgets.rs` |
 //! | claims and volumes, and the four plugins on them | `volumes.rs`, `storage.rs` |
 //! | dynamic resource allocation: devices, classes and claims; the allocator; what an attempt reserves | `dynamic_resources/`, `scheduler/claims.rs` |
 //! | KubeSchedulerConfiguration | `config/` |
 //! | `knarr why` and `knarr whatif` (SPEC B1, B2) | `why.rs`, `whatif.rs` |
 
+pub mod budgets;
 pub mod cluster;
 pub mod config;
 pub mod diagnosis;

@@ -11,6 +11,7 @@ use k8s_openapi::api::core::v1::{
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use k8s_openapi::jiff::Timestamp;
 use knarr_api::k8s_openapi;
+use knarr_api::kinds::pod::has_hard_budgets;
 use knarr_api::{ObjectKey, Shared};
 use knarr_apimachinery::labels::{Selector, SelectorError};
 
@@ -187,6 +188,8 @@ pub struct PodClass {
     pub requests: Requests,
     pub host_ports: Vec<HostPort>,
     pub priority: i32,
+    /// Preemption for its pods violates no PodDisruptionBudget (the annotation `knarr.io/preemption-budgets`).
+    pub hard_budgets: bool,
     /// Its own constraints.
     pub spread: Result<Vec<SpreadConstraint>, SelectorError>,
     pub affinity: Result<AffinityTerms, SelectorError>,
@@ -219,6 +222,7 @@ impl PodClass {
             requests: Requests::of(&pod, false),
             host_ports: host_ports(&pod),
             priority: spec.and_then(|s| s.priority).unwrap_or(0),
+            hard_budgets: has_hard_budgets(pod.metadata.annotations.as_ref()),
             spread: constraints.map(|c| SpreadConstraint::read(c, labels)).collect(),
             affinity: AffinityTerms::read(spec.and_then(|s| s.affinity.as_ref()), pod.object().namespace()),
             images: all,
@@ -481,6 +485,7 @@ pub fn is_same_spec(old: &Shared<Pod>, new: &Shared<Pod>) -> bool {
         && old.uid == new.uid
         && old.labels == new.labels
         && old.owner_references == new.owner_references
+        && has_hard_budgets(old.annotations.as_ref()) == has_hard_budgets(new.annotations.as_ref())
 }
 
 /// Equal for pods that all plugins treat the same. Every field that a plugin reads must be in here (names of pods and
@@ -493,6 +498,7 @@ fn class_key(pod: &Pod) -> Vec<u8> {
     let owners = pod.metadata.owner_references.iter().flatten();
     let controller = owners.into_iter().find(|o| o.controller == Some(true));
     put(&controller.map(|o| (&o.api_version, &o.kind, &o.name)));
+    put(&has_hard_budgets(pod.metadata.annotations.as_ref()));
     let Some(spec) = &pod.spec else { return key };
     put(&spec.priority);
     put(&spec.preemption_policy);

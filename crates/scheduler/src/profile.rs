@@ -71,6 +71,16 @@ pub struct NodeAffinityArgs {
     pub preferred: Vec<PreferredSchedulingTerm>,
 }
 
+/// How preemption treats PodDisruptionBudgets (SPEC B6).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum PreemptionBudgets {
+    /// As in kube-scheduler: victims that violate none are preferred.
+    #[default]
+    BestEffort,
+    /// None is ever violated.
+    Hard,
+}
+
 /// See the module.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Profile {
@@ -81,6 +91,9 @@ pub struct Profile {
     pub weights: BTreeMap<&'static str, i64>,
     /// Whether DefaultPreemption is enabled.
     pub preemption: bool,
+    pub preemption_budgets: PreemptionBudgets,
+    /// Whether pods may request cross-node preemption (SPEC B5).
+    pub cross_node_preemption: bool,
     pub fit: FitArgs,
     pub balanced: Vec<ResourceWeight>,
     pub spread: SpreadArgs,
@@ -133,6 +146,8 @@ impl Default for Profile {
             filters_off: BTreeSet::new(),
             weights: weights.into_iter().collect(),
             preemption: true,
+            preemption_budgets: PreemptionBudgets::BestEffort,
+            cross_node_preemption: false,
             fit: FitArgs {
                 strategy: Strategy::LeastAllocated,
                 resources: default_resources(),

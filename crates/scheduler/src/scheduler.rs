@@ -4,6 +4,7 @@
 mod attempt;
 mod changes;
 mod claims;
+mod preemption;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -14,6 +15,7 @@ use k8s_openapi::jiff::Timestamp;
 use knarr_api::k8s_openapi;
 use knarr_api::{ObjectKey, Shared};
 
+use crate::budgets::BudgetName;
 use crate::cluster::Cluster;
 use crate::diagnosis::{Diagnosis, PostFilter};
 use crate::evaluation::{ClassState, CycleState};
@@ -81,6 +83,9 @@ pub enum Action {
         victims: Vec<Shared<Pod>>,
         /// Pods of lower priority that were nominated to the node.
         cleared: Vec<Shared<Pod>>,
+        /// Victims may be on other nodes. The nomination is the record of the decision: it is to be written before the
+        /// first eviction.
+        is_cross_node: bool,
     },
 }
 
@@ -105,6 +110,8 @@ pub struct Explanation {
     pub totals: BTreeMap<String, i64>,
     pub diagnosis: Diagnosis,
     pub preemption: Option<Outcome>,
+    /// The hard PodDisruptionBudgets because of which nodes are no candidates of preemption.
+    pub budgets_in_the_way: BTreeSet<BudgetName>,
 }
 
 /// See the module.
@@ -172,6 +179,10 @@ pub struct Scheduler {
     nominated: BTreeMap<String, String>,
     /// Pods whose victims are being evicted, by UID, and whether an event that may help them has happened since.
     preempting: BTreeMap<String, bool>,
+    /// Unschedulable pods for which preemption would have violated hard budgets.
+    held_by_budgets: BTreeSet<ObjectKey>,
+    /// When the next cross-node preemption may happen.
+    cross_node_until: Option<Timestamp>,
     /// Where the choice among equally good nodes begins.
     rotation: usize,
     /// The time of the last attempt.
@@ -204,6 +215,8 @@ impl Scheduler {
             now: Timestamp::UNIX_EPOCH,
             nominated: BTreeMap::new(),
             preempting: BTreeMap::new(),
+            held_by_budgets: BTreeSet::new(),
+            cross_node_until: None,
             rotation: 0,
         }
     }
@@ -302,6 +315,7 @@ impl Scheduler {
     /// Takes the next pod and decides about it. `None`: no pod is due.
     pub fn schedule_one(&mut self, now: Timestamp) -> Option<Action> {
         self.now = now;
+        self.drop_expired_evictions(now);
         self.queue.flush_unschedulable_leftover(now);
         loop {
             let pod = self.queue.pop(now)?;
@@ -361,7 +375,10 @@ impl Scheduler {
         let claim = diagnosis.deallocate.as_ref();
         let deallocate =
             claim.and_then(|(namespace, name)| self.cluster.devices().claim(namespace, name).cloned());
-        if diagnosis.is_error {
+        if diagnosis.budgets_in_the_way {
+            self.held_by_budgets.insert(pod.key());
+        }
+        if diagnosis.is_error || diagnosis.is_rate_limited {
             self.queue.retry(&pod.key(), now);
         } else {
             self.queue.add_unschedulable(&pod.key(), diagnosis.plugins, now);
@@ -379,6 +396,8 @@ impl Scheduler {
                 deallocate,
             };
         };
+        let settings = self.profiles[profile].clone();
+        self.preemption_chosen(&settings, &pod, &candidate, now);
         let lower = self.cluster.at(candidate.index).nominated.iter();
         let lower: Vec<Arc<PodInfo>> = lower.filter(|n| n.priority() < pod.priority()).cloned().collect();
         for pod in &lower {
@@ -392,6 +411,7 @@ impl Scheduler {
             node,
             victims: candidate.victims.iter().map(|v| v.pod.clone()).collect(),
             cleared: lower.iter().map(|p| p.pod.clone()).collect(),
+            is_cross_node: candidate.is_cross_node,
             pod: pod.pod.clone(),
         }
     }
@@ -527,6 +547,7 @@ impl Scheduler {
             .get(&key)
             .is_some_and(|p| p.uid() == pod.object().uid())
         {
+            self.held_by_budgets.remove(&key);
             self.queue.remove(&key);
         }
     }

@@ -79,6 +79,14 @@ impl Storage {
         Ok(())
     }
 
+    /// The pods' claims with access mode ReadWriteOncePod, if one of them is in use.
+    pub fn exclusive_claims(&self) -> &[String] {
+        let restrictions = self.restrictions.as_ref();
+        restrictions
+            .map(Restrictions::exclusive_claims)
+            .unwrap_or_default()
+    }
+
     /// The claims of pods of the class, where they matter.
     pub fn claims(&self) -> Option<&Claims> {
         self.claims.as_ref()

@@ -395,9 +395,11 @@ impl Snapshot {
                 }
                 self.scheduler.preempted(&pod, false, self.now);
                 for victim in victims {
+                    // Of a cross-node preemption it is another node.
+                    let there = Some(node_name(&victim)).filter(|name| !name.is_empty());
                     self.result.victims.push(Victim {
                         pod: self.origin(&victim).0,
-                        node: node.clone(),
+                        node: there.unwrap_or(&node).to_string(),
                         by: by.clone(),
                     });
                     self.replace(&victim, "it is preempted");

@@ -4,7 +4,7 @@
 
 mod declared_domains;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::api::core::v1::{Container, Pod, Taint, Toleration};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
@@ -14,6 +14,7 @@ use knarr_api::{Object, Shared, k8s_openapi};
 use serde::Serialize;
 
 use crate::Scheduler;
+use crate::budgets::BudgetName;
 use crate::node_info::NodeInfo;
 use crate::plugins::default_preemption::Outcome;
 use crate::plugins::taint_toleration::untolerated;
@@ -138,7 +139,10 @@ pub fn why(scheduler: &mut Scheduler, pod: &Shared<Pod>) -> Why {
     } else {
         let message = found.diagnosis.message();
         why.verdict = Verdict::Waits { message };
-        why.preemption = found.preemption.as_ref().map(|o| describe_outcome(scheduler, o));
+        why.preemption = found
+            .preemption
+            .as_ref()
+            .map(|o| describe_outcome(scheduler, o, &found.budgets_in_the_way));
         why.help = help(scheduler, pod, &info, &found);
     }
     why.refused = grouped(scheduler, &info, &found);
@@ -146,20 +150,32 @@ pub fn why(scheduler: &mut Scheduler, pod: &Shared<Pod>) -> Why {
     why
 }
 
-fn describe_outcome(scheduler: &Scheduler, outcome: &Outcome) -> String {
+/// `budgets`: the hard ones that exclude nodes.
+fn describe_outcome(scheduler: &Scheduler, outcome: &Outcome, budgets: &BTreeSet<BudgetName>) -> String {
     let best = outcome.best();
     match (outcome, best.first()) {
         (Outcome::NoState, _) => "not found".into(),
         (Outcome::NotEligible(why), _) => (*why).into(),
-        (Outcome::NoCandidates(why), _) => why.clone(),
+        (Outcome::NoCandidates(why), _) if budgets.is_empty() => why.clone(),
+        (Outcome::NoCandidates(why), _) => {
+            let budgets: Vec<String> = budgets.iter().map(ToString::to_string).collect();
+            format!(
+                "{why} Hard PodDisruptionBudgets allow no further disruption: {}",
+                budgets.join(", ")
+            )
+        }
         (_, None) => String::new(),
         (_, Some(candidate)) => {
+            let node = &scheduler.cluster().at(candidate.index).name;
             let victims = candidate.victims.iter().map(|v| {
                 let object = v.pod.object();
-                format!("{}/{}", object.namespace(), object.name())
+                let name = format!("{}/{}", object.namespace(), object.name());
+                match v.node_name() {
+                    there if candidate.is_cross_node && there != node => format!("{name} on {there}"),
+                    _ => name,
+                }
             });
             let victims: Vec<String> = victims.collect();
-            let node = &scheduler.cluster().at(candidate.index).name;
             format!("{node} would fit after the eviction of {}", victims.join(", "))
         }
     }

@@ -1,8 +1,10 @@
 //! Priority (SPEC P2): a pod's priority and preemption policy come from its class; at most one class is the
-//! global default.
+//! global default. The same with hard budgets (SPEC B6): the annotation of the class is copied to its pods, because
+//! kube-scheduler's role does not read PriorityClasses.
 
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::scheduling::v1::PriorityClass;
+use knarr_api::kinds::pod::{HARD, PREEMPTION_BUDGETS, has_hard_budgets};
 use knarr_api::{AnyObject, k8s_openapi, registry};
 use knarr_apimachinery::Error;
 
@@ -13,17 +15,22 @@ pub(super) fn mutate_pod(admission: &Admission, pod: &mut Pod) -> Result<(), Err
     let name = resource_name(&pod.metadata).to_string();
     let Some(spec) = &mut pod.spec else { return Ok(()) };
     let denied = |why: String| Err(Error::forbidden(registry::POD.resource_ref(&name), &why));
-    let (priority, policy) = match spec.priority_class_name.as_deref().unwrap_or("") {
+    let (priority, policy, hard_budgets) = match spec.priority_class_name.as_deref().unwrap_or("") {
         "" => match global_default(admission)? {
             Some(class) => {
                 spec.priority_class_name.clone_from(&class.metadata.name);
-                (class.value.unwrap_or(0), class.preemption_policy)
+                let hard_budgets = has_hard_budgets(class.metadata.annotations.as_ref());
+                (class.value.unwrap_or(0), class.preemption_policy, hard_budgets)
             }
-            None => (0, None),
+            None => (0, None, false),
         },
         class => match admission.cache.get(&registry::PRIORITY_CLASS, "", class) {
             Some(found) => match found.get::<PriorityClass>() {
-                Some(class) => (class.value.unwrap_or(0), class.preemption_policy.clone()),
+                Some(class) => (
+                    class.value.unwrap_or(0),
+                    class.preemption_policy.clone(),
+                    has_hard_budgets(class.metadata.annotations.as_ref()),
+                ),
                 None => {
                     return Err(Error::internal(
                         "an object stored as a PriorityClass does not decode as one",
@@ -51,12 +58,27 @@ controller computed {policy} from the given PriorityClass name"
         }
         Some(_) => {}
     }
+    if hard_budgets {
+        set_hard_budgets(pod);
+    }
     Ok(())
 }
 
-/// An update that omits the priority or the preemption policy keeps the values computed at creation.
+fn set_hard_budgets(pod: &mut Pod) {
+    let annotations = pod.metadata.annotations.get_or_insert_default();
+    annotations.insert(PREEMPTION_BUDGETS.into(), HARD.into());
+}
+
+/// An update that omits the priority or the preemption policy keeps the values computed at creation. Hard budgets stay
+/// hard: otherwise a user who may update the pod could bypass what the class says.
 pub(super) fn keep_computed(attributes: &Attributes<'_>, pod: &mut Pod) {
-    let old = attributes.old.and_then(|old| old.get::<Pod>()?.spec.as_ref());
+    let Some(old) = attributes.old.and_then(|old| old.get::<Pod>()) else {
+        return;
+    };
+    if has_hard_budgets(old.metadata.annotations.as_ref()) {
+        set_hard_budgets(pod);
+    }
+    let old = old.spec.as_ref();
     if let (Some(spec), Some(old)) = (&mut pod.spec, old) {
         spec.priority = spec.priority.or(old.priority);
         if spec.preemption_policy.is_none() {

@@ -35,6 +35,7 @@ pub struct Metrics {
     algorithm_seconds: Histogram,
     victims: Histogram,
     preemptions: IntCounter,
+    cross_node_preemptions: IntCounter,
     pods: Histogram,
     sli_seconds: HistogramVec,
     claims: IntCounterVec,
@@ -72,6 +73,10 @@ impl Metrics {
             preemptions: registry.counter(
                 "scheduler_preemption_attempts_total",
                 "Total preemption attempts in the cluster till now",
+            ),
+            cross_node_preemptions: registry.counter(
+                "knarr_scheduler_cross_node_preemptions_total",
+                "Preemptions with victims on other nodes than the preemptor's.",
             ),
             pods: registry.histogram(
                 "scheduler_pod_scheduling_attempts",
@@ -144,6 +149,10 @@ impl Metrics {
     pub(super) fn preempted(&self, victims: usize) {
         self.preemptions.inc();
         self.victims.observe(victims as f64);
+    }
+
+    pub(super) fn preempted_across_nodes(&self) {
+        self.cross_node_preemptions.inc();
     }
 }
 

@@ -14,6 +14,11 @@ use serde_json::Value;
 
 use super::plugins;
 use super::version::{GROUP, Version};
+use crate::profile::PreemptionBudgets;
+
+/// The name in `pluginConfig` of the arguments that are knarr's own. kube-scheduler ignores the arguments of plugins that
+/// it does not have, but rejects a file with an unknown field in those of DefaultPreemption.
+const PREEMPTION_EXTENSION: &str = "knarr.io/Preemption";
 
 /// The highest score in a shape point.
 const MAX_CUSTOM_PRIORITY_SCORE: i32 = 10;
@@ -24,6 +29,14 @@ const MAX_CUSTOM_PRIORITY_SCORE: i32 = 10;
 pub struct DefaultPreemptionArgs {
     pub min_candidate_nodes_percentage: i32,
     pub min_candidate_nodes_absolute: i32,
+}
+
+/// What knarr's preemption does beyond kube-scheduler's (SPEC B5, B6), off by default.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PreemptionExtensionArgs {
+    pub budgets: PreemptionBudgets,
+    /// Whether pods may request cross-node preemption.
+    pub cross_node: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -80,6 +93,7 @@ pub enum PodTopologySpreadArgs {
 #[derive(Clone, Debug, PartialEq)]
 pub struct PluginArgs {
     pub default_preemption: DefaultPreemptionArgs,
+    pub preemption: PreemptionExtensionArgs,
     pub inter_pod_affinity: InterPodAffinityArgs,
     /// `addedAffinity`: node affinity that is added to the one of every pod.
     pub added_node_affinity: Option<NodeAffinity>,
@@ -105,6 +119,7 @@ impl Default for PluginArgs {
                 min_candidate_nodes_percentage: 10,
                 min_candidate_nodes_absolute: 100,
             },
+            preemption: PreemptionExtensionArgs::default(),
             inter_pod_affinity: InterPodAffinityArgs {
                 hard_pod_affinity_weight: 1,
                 ignore_preferred_terms_of_existing_pods: false,
@@ -142,7 +157,7 @@ pub(super) fn read(list: Vec<(&Value, Path)>, version: Version, report: &mut Rep
             report.errors.duplicate(&path, name);
             continue;
         }
-        if !plugins::is_known(name) {
+        if !plugins::is_known(name) && name != PREEMPTION_EXTENSION {
             report.note(&path.child("name"), "has no effect: unknown plugin");
             continue;
         }
@@ -158,6 +173,7 @@ impl PluginArgs {
         check_type(name, &mut fields, version, report);
         match name {
             "DefaultPreemption" => self.read_default_preemption(&mut fields, report),
+            PREEMPTION_EXTENSION => self.read_preemption_extension(&mut fields, report),
             "InterPodAffinity" => self.read_inter_pod_affinity(&mut fields, report),
             "NodeAffinity" => self.read_node_affinity(&mut fields, report),
             "NodeResourcesBalancedAllocation" => self.read_balanced_allocation(&mut fields, report),
@@ -195,6 +211,19 @@ impl PluginArgs {
             let both = |other: &str| format!("cannot be zero at the same time as {other}");
             errors.invalid(&fields.at(PERCENTAGE), percentage, both(ABSOLUTE));
             errors.invalid(&fields.at(ABSOLUTE), absolute, both(PERCENTAGE));
+        }
+    }
+
+    fn read_preemption_extension(&mut self, fields: &mut Fields, report: &mut Report) {
+        const BUDGETS: &str = "podDisruptionBudgets";
+        const VALUES: [&str; 2] = ["BestEffort", "Hard"];
+        match fields.text(BUDGETS, report) {
+            None | Some("BestEffort") => {}
+            Some("Hard") => self.preemption.budgets = PreemptionBudgets::Hard,
+            Some(other) => report.errors.not_supported(&fields.at(BUDGETS), other, &VALUES),
+        }
+        if let Some(cross_node) = fields.boolean("crossNode", report) {
+            self.preemption.cross_node = cross_node;
         }
     }
 

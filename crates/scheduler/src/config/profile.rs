@@ -82,6 +82,8 @@ impl From<&KubeSchedulerProfile> for Profile {
             preemption: of
                 .plugins
                 .is_enabled(ExtensionPoint::PostFilter, "DefaultPreemption"),
+            preemption_budgets: args.preemption.budgets,
+            cross_node_preemption: args.preemption.cross_node,
             fit: FitArgs {
                 strategy: match &fit.scoring_strategy {
                     ScoringStrategy::LeastAllocated => Strategy::LeastAllocated,

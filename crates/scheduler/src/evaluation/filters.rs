@@ -13,7 +13,7 @@ use crate::verdict::{FEASIBLE, NO_NODE};
 
 impl ClassState {
     /// Runs the filters that read one node only; `None`: there is no such node.
-    fn filter_node(
+    pub(super) fn filter_node(
         &self,
         profile: &Profile,
         cluster: &Cluster,

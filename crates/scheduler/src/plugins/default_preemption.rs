@@ -3,6 +3,9 @@
 //!
 //! All nodes are considered. What was found for a node is kept until the node changes, unless the filters in use
 //! depend on other nodes, too. The results are the same as kube-scheduler's, cached or not.
+//!
+//! PodDisruptionBudgets are best effort, as in kube-scheduler. Where they are hard (SPEC B6: by the profile, or by the
+//! PriorityClass of the preemptor) a node whose victims would violate one is no candidate.
 
 pub mod candidates;
 
@@ -13,7 +16,7 @@ use crate::cluster::{Cluster, NodeIndex};
 use crate::diagnosis::PostFilter;
 use crate::evaluation::{ClassState, CycleState};
 use crate::pod_info::PodInfo;
-use crate::profile::Profile;
+use crate::profile::{PreemptionBudgets, Profile};
 pub use candidates::Candidate;
 use candidates::{Candidates, DryRunResult};
 
@@ -21,6 +24,15 @@ pub const NAME: &str = "DefaultPreemption";
 
 /// The reason of the victims' condition DisruptionTarget.
 pub const REASON: &str = "PreemptionByScheduler";
+
+/// The reason why a node is no candidate where budgets are hard. It does not name them: the user of the pod may not be
+/// allowed to read what is in other namespaces.
+const VIOLATES_BUDGETS: &str = "node(s) where preemption would violate a PodDisruptionBudget";
+
+/// Whether preemption for the pod may violate no PodDisruptionBudget.
+pub fn has_hard_budgets(profile: &Profile, pod: &PodInfo) -> bool {
+    profile.preemption_budgets == PreemptionBudgets::Hard || pod.class.hard_budgets
+}
 
 /// Which candidates to return.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -93,7 +105,7 @@ pub fn pod_eligible_to_preempt_others(
     Ok(())
 }
 
-fn is_terminating_for_preemption(pod: &PodInfo) -> bool {
+pub(crate) fn is_terminating_for_preemption(pod: &PodInfo) -> bool {
     let status = pod.pod.status.as_ref();
     let mut conditions = status.into_iter().flat_map(|s| s.conditions.iter().flatten());
     let condition = conditions.find(|c| c.type_ == "DisruptionTarget");
@@ -124,19 +136,17 @@ pub fn preempt(
             kept.open.insert(index);
             DryRunResult::Nothing
         } else if is_resolvable(index) {
-            match dry_run(profile, cluster, state, pod, index) {
-                Ok(candidate) => DryRunResult::Candidate(candidate),
-                Err(rejection) => DryRunResult::Rejected(rejection),
-            }
+            dry_run(profile, cluster, state, pod, index)
         } else {
             DryRunResult::Nothing
         };
         kept.set(index, found);
     }
-    let own_found = own
-        .filter(|index| is_resolvable(*index))
-        .map(|index| dry_run(profile, cluster, state, pod, index));
-    let own_candidate = own_found.as_ref().and_then(|found| found.as_ref().ok());
+    let tried = own.filter(|index| is_resolvable(*index));
+    kept.own = tried.map_or(DryRunResult::Nothing, |index| {
+        dry_run(profile, cluster, state, pod, index)
+    });
+    let own_candidate = kept.own.candidate();
     let candidates: Vec<Candidate> = match selection {
         Selection::OneOfTheBest(rotation) => {
             let other = kept.one_of_the_best(own, rotation);
@@ -155,7 +165,7 @@ pub fn preempt(
         }
     };
     let outcome = if candidates.is_empty() {
-        Outcome::NoCandidates(no_candidates_message(cluster, &kept, own, own_found.as_ref()))
+        Outcome::NoCandidates(no_candidates_message(cluster, &kept, own))
     } else {
         Outcome::Candidates(candidates)
     };
@@ -164,19 +174,18 @@ pub fn preempt(
 }
 
 /// The message when there are no candidates.
-fn no_candidates_message(
-    cluster: &Cluster,
-    kept: &Candidates,
-    own: Option<NodeIndex>,
-    own_found: Option<&Result<Candidate, UnschedulableStatus>>,
-) -> String {
+fn no_candidates_message(cluster: &Cluster, kept: &Candidates, own: Option<NodeIndex>) -> String {
     // There are a few different statuses, each of many nodes.
     let mut counts: Vec<(&UnschedulableStatus, usize)> = Vec::new();
-    let others = (0..).zip(&kept.found).filter_map(|(index, found)| match found {
-        DryRunResult::Rejected(rejection) if own != Some(index) => Some(rejection),
-        _ => None,
+    let violates_budgets = UnschedulableStatus::unschedulable(NAME, VIOLATES_BUDGETS);
+    let others = (0..).zip(&kept.found).filter(|(index, _)| own != Some(*index));
+    let tried = others.map(|(_, found)| found).chain([&kept.own]);
+    let rejections = tried.filter_map(|found| match found {
+        DryRunResult::Rejected(rejection) => Some(rejection),
+        DryRunResult::ViolatesBudgets(_) => Some(&violates_budgets),
+        DryRunResult::Nothing | DryRunResult::Candidate(_) => None,
     });
-    for rejection in others.chain(own_found.and_then(|found| found.as_ref().err())) {
+    for rejection in rejections {
         match counts.iter_mut().find(|(known, _)| *known == rejection) {
             Some((_, count)) => *count += 1,
             None => counts.push((rejection, 1)),
@@ -200,12 +209,12 @@ fn dry_run(
     state: &ClassState,
     pod: &PodInfo,
     index: NodeIndex,
-) -> Result<Candidate, UnschedulableStatus> {
+) -> DryRunResult {
     let node = cluster.at(index);
     let lower = node.pods().iter().filter(|p| p.priority() < pod.priority());
     let mut lower: Vec<&Arc<PodInfo>> = lower.collect();
     if lower.is_empty() {
-        return Err(UnschedulableStatus::unresolvable(
+        return DryRunResult::Rejected(UnschedulableStatus::unresolvable(
             NAME,
             "No preemption victims found for incoming pod",
         ));
@@ -218,7 +227,9 @@ fn dry_run(
         let removed: Vec<(&PodInfo, i64)> = removed.iter().map(|p| (&***p, -1)).collect();
         state.filter_with_nominated_pods(profile, cluster, pod, index, node, &removed)
     };
-    fits(&simulated, &lower)?;
+    if let Err(rejection) = fits(&simulated, &lower) {
+        return DryRunResult::Rejected(rejection);
+    }
     lower.sort_by_key(|p| p.importance());
     let (violating, others) = split_by_pdb_violation(cluster, &lower);
     let mut removed = lower.clone();
@@ -235,23 +246,33 @@ fn dry_run(
         }
     }
     if victims.is_empty() {
-        return Err(UnschedulableStatus {
+        return DryRunResult::Rejected(UnschedulableStatus {
             plugin: NAME,
             reasons: vec![format!("expected at least one victim pod on node {:?}", node.name).into()],
             resolvable: false,
         });
     }
+    if has_hard_budgets(profile, pod) {
+        let violated = cluster.budgets().violated_by(&victims);
+        if !violated.is_empty() {
+            return DryRunResult::ViolatesBudgets(violated);
+        }
+    }
     victims.sort_by_key(|p| p.importance());
-    Ok(Candidate::new(index, victims, violations))
+    DryRunResult::Candidate(Candidate::new(index, victims, violations))
 }
 
 /// The pods whose eviction, one after the other, violates a PodDisruptionBudget, and the others
 /// (filterPodsWithPDBViolation).
-fn split_by_pdb_violation<'a>(
+pub(crate) fn split_by_pdb_violation<'a>(
     cluster: &Cluster,
     pods: &[&'a Arc<PodInfo>],
 ) -> (Vec<&'a Arc<PodInfo>>, Vec<&'a Arc<PodInfo>>) {
-    let mut budgets: Vec<_> = cluster.budgets().map(|b| (b, b.disruptions_allowed)).collect();
+    let mut budgets: Vec<_> = cluster
+        .budgets()
+        .iter()
+        .map(|b| (b, b.disruptions_allowed))
+        .collect();
     pods.iter().copied().partition(|pod| {
         let labels = pod.pod.metadata.labels.as_ref().filter(|l| !l.is_empty());
         let mut violates = false;

@@ -4,9 +4,11 @@
 //! For one class of pods the matching pods are counted in each domain; the counts are updated node by node
 //! ([`InterPodAffinity::refresh`]), so that no decision iterates over pods.
 
+use std::collections::BTreeMap;
+
 use knarr_apimachinery::labels::SelectorError;
 
-use super::{MAX_NODE_SCORE, UnschedulableStatus};
+use super::{MAX_NODE_SCORE, PodChange, UnschedulableStatus};
 use crate::cluster::{Cluster, ColumnId, NO_VALUE, NodeIndex};
 use crate::node_info::NodeInfo;
 use crate::pod_info::{AffinityTerm, AffinityTerms, PodClass};
@@ -53,7 +55,7 @@ impl Sums {
 }
 
 /// Which sums.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Sum {
     /// Pods that match all required affinity terms of the class.
     Affinity,
@@ -75,6 +77,16 @@ impl Interaction {
     pub fn is_nothing(&self) -> bool {
         self.adds.is_empty()
     }
+
+    /// The topology keys in whose domain one such pod excludes the class, by a required anti-affinity term of either.
+    pub fn excludes(&self) -> impl Iterator<Item = ColumnId> {
+        let excluding = self.adds.iter().filter(|(sum, ..)| is_anti(*sum));
+        excluding.map(|(_, column, _)| *column)
+    }
+}
+
+fn is_anti(sum: Sum) -> bool {
+    matches!(sum, Sum::AntiAffinity | Sum::Existing)
 }
 
 type Terms = Vec<(AffinityTerm, ColumnId)>;
@@ -332,6 +344,77 @@ impl InterPodAffinity {
             }
         }
         Ok(())
+    }
+
+    /// Whether a pod of the class fits a node, with these pods added or removed anywhere.
+    pub fn filter_with_changes_elsewhere<'a>(
+        &self,
+        cluster: &Cluster,
+        index: NodeIndex,
+        pod_changes: impl Iterator<Item = PodChange<'a, Interaction>> + Clone,
+    ) -> Result<(), UnschedulableStatus> {
+        // For each sum and topology key, by value.
+        let mut more: BTreeMap<(Sum, ColumnId, u32), i64> = BTreeMap::new();
+        for change in pod_changes {
+            for (sum, column, weight) in &change.interaction.adds {
+                let value = cluster.column(*column).at(change.node);
+                if value != NO_VALUE {
+                    *more.entry((*sum, *column, value)).or_default() += weight * change.count;
+                }
+            }
+        }
+        let more_at = |sum, column, value| more.get(&(sum, column, value)).copied().unwrap_or(0);
+        let value = |column: ColumnId| Some(cluster.column(column).at(index)).filter(|v| *v != NO_VALUE);
+        let mut near = true;
+        for (_, column) in &self.required {
+            let Some(v) = value(*column) else {
+                return Err(rejected(AFFINITY));
+            };
+            near &= self.affinity.get(*column, v) + more_at(Sum::Affinity, *column, v) > 0;
+        }
+        if !near {
+            let mut pairs = self.affinity.pairs;
+            for ((_, column, v), more) in more.iter().filter(|((sum, ..), _)| *sum == Sum::Affinity) {
+                let is = self.affinity.get(*column, *v);
+                pairs = pairs + usize::from(is + more != 0) - usize::from(is != 0);
+            }
+            // The first pod of a group with affinity to itself fits any node with the topology key.
+            if !(self.matches_itself && pairs == 0) {
+                return Err(rejected(AFFINITY));
+            }
+        }
+        for (_, column) in &self.required_anti {
+            if let Some(v) = value(*column)
+                && self.anti_affinity.get(*column, v) + more_at(Sum::AntiAffinity, *column, v) > 0
+            {
+                return Err(rejected(ANTI_AFFINITY));
+            }
+        }
+        let known = self.existing.columns.iter().map(|(column, ..)| *column);
+        let added = more
+            .keys()
+            .filter(|(sum, ..)| *sum == Sum::Existing)
+            .map(|(_, column, _)| *column);
+        for column in known.chain(added) {
+            if let Some(v) = value(column)
+                && self.existing.get(column, v) + more_at(Sum::Existing, column, v) > 0
+            {
+                return Err(rejected(EXISTING));
+            }
+        }
+        Ok(())
+    }
+
+    /// The topology keys in whose domains pods exclude the class now.
+    pub fn excluding_columns(&self) -> impl Iterator<Item = ColumnId> {
+        let all = self.anti_affinity.columns.iter().chain(&self.existing.columns);
+        all.filter(|(.., pairs)| *pairs > 0).map(|(column, ..)| *column)
+    }
+
+    /// Whether a pod on the node excludes the class from a domain.
+    pub fn excludes_by_pods_on(&self, index: NodeIndex) -> bool {
+        let mut adds = self.adds.get(index as usize).into_iter().flatten();
+        adds.any(|(sum, ..)| is_anti(*sum))
     }
 
     /// Whether no pod anywhere matches the required terms.

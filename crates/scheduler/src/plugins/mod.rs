@@ -2,9 +2,10 @@
 //!
 //! Most of them read one node at a time and are called from the two lists here; those on volumes are called by
 //! [`crate::storage`]. [`pod_topology_spread`] and [`inter_pod_affinity`] compare nodes with each other: they keep
-//! sums over topology domains for each class of pods and are called by [`crate::evaluation`], as is
-//! [`default_preemption`].
+//! sums over topology domains for each class of pods and are called by [`crate::evaluation`]. Where no node fits,
+//! [`default_preemption`] runs, and after it [`cross_node_preemption`].
 
+pub mod cross_node_preemption;
 pub mod default_preemption;
 pub mod dynamic_resources;
 pub mod image_locality;
@@ -26,6 +27,7 @@ use std::borrow::Cow;
 
 use knarr_apimachinery::labels::SelectorError;
 
+use crate::cluster::NodeIndex;
 use crate::dynamic_resources::AllocationError;
 use crate::node_info::NodeInfo;
 use crate::pod_info::PodClass;
@@ -92,6 +94,15 @@ pub enum PluginError {
     VolumeBinding(#[source] volume_binding::VolumeBindingError),
     #[error("running {name:?} filter plugin: {0}", name = dynamic_resources::NAME)]
     DynamicResources(#[source] AllocationError),
+}
+
+/// Pods of one class that are added to (or, negative, removed from) a node in a simulation, compared with the snapshot.
+#[derive(Debug)]
+pub struct PodChange<'a, T> {
+    pub node: NodeIndex,
+    /// How they affect the counts of a plugin.
+    pub interaction: &'a T,
+    pub count: i64,
 }
 
 type Filter = fn(&Profile, &PodClass, &NodeInfo) -> Result<(), UnschedulableStatus>;

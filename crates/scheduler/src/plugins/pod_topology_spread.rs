@@ -13,7 +13,7 @@ use knarr_apimachinery::labels::SelectorError;
 
 use super::node_affinity::meets_required;
 use super::taint_toleration::untolerated;
-use super::{MAX_NODE_SCORE, UnschedulableStatus};
+use super::{MAX_NODE_SCORE, PodChange, UnschedulableStatus};
 use crate::cluster::{Cluster, ColumnId, NO_VALUE, NodeIndex};
 use crate::node_info::NodeInfo;
 use crate::pod_info::{PodClass, SpreadConstraint, selects};
@@ -93,6 +93,12 @@ impl Counted {
         }
     }
 
+    /// The domain in which the node's pods count.
+    fn domain_of(&self, index: NodeIndex) -> Option<u32> {
+        let (domain, _) = self.adds.get(index as usize)?;
+        Some(*domain).filter(|d| *d != NO_VALUE)
+    }
+
     fn count(&self, domain: u32) -> i64 {
         self.pods.get(domain as usize).copied().unwrap_or(0)
     }
@@ -167,6 +173,23 @@ impl Counted {
         let others = fewest.find(|(count, number)| *count != own || *number > 1);
         others.map_or(own + more, |(count, _)| count.min(own + more))
     }
+
+    /// The fewest pods in a domain, with these numbers of pods added in several.
+    fn minimum_with(&self, more: &BTreeMap<u32, i64>) -> i64 {
+        if self.domains < self.constraint.min_domains {
+            return 0;
+        }
+        let has_nodes = |domain: u32| self.nodes.get(domain as usize).is_some_and(|n| *n > 0);
+        let changed = || more.iter().filter(|(domain, _)| has_nodes(**domain));
+        let mut moved: BTreeMap<i64, u32> = BTreeMap::new();
+        for (domain, _) in changed() {
+            *moved.entry(self.count(*domain)).or_default() += 1;
+        }
+        let left = |(count, number): &(&i64, &u32)| **number > moved.get(*count).copied().unwrap_or(0);
+        let unchanged = self.histogram.iter().find(left).map(|(count, _)| *count);
+        let changed = changed().map(|(domain, more)| self.count(*domain) + more);
+        unchanged.into_iter().chain(changed).min().unwrap_or(0)
+    }
 }
 
 /// Which constraints match the pods of another class.
@@ -181,6 +204,11 @@ pub struct Interaction {
 impl Interaction {
     pub fn is_nothing(&self) -> bool {
         self.simulated.is_empty()
+    }
+
+    /// Whether the constraint of this number counts the pods.
+    pub fn counts_for(&self, constraint: usize) -> bool {
+        self.counted.contains(&constraint)
     }
 }
 
@@ -379,6 +407,47 @@ impl Spread {
             }
         }
         Ok(())
+    }
+
+    /// How many pods too many the node's domain has for a pod of the class, with these pods added or removed anywhere: by
+    /// number of the DoNotSchedule constraint, 0 if it is met.
+    pub fn excess<'a>(
+        &self,
+        cluster: &Cluster,
+        index: NodeIndex,
+        pod_changes: impl Iterator<Item = PodChange<'a, Interaction>> + Clone,
+    ) -> Result<Vec<i64>, UnschedulableStatus> {
+        let constraints = self.constraints[..self.hard].iter().enumerate();
+        let excess = constraints.map(|(i, counted)| {
+            let domain = cluster.column(counted.column).at(index);
+            if domain == NO_VALUE {
+                return Err(missing_label());
+            }
+            let mut more: BTreeMap<u32, i64> = BTreeMap::new();
+            for change in pod_changes.clone().filter(|c| c.interaction.counted.contains(&i)) {
+                if let Some(at) = counted.domain_of(change.node) {
+                    *more.entry(at).or_default() += change.count;
+                }
+            }
+            let here = counted.count(domain) + more.get(&domain).copied().unwrap_or(0);
+            let skew = here + i64::from(counted.selects_itself) - counted.minimum_with(&more);
+            Ok((skew - counted.constraint.max_skew).max(0))
+        });
+        excess.collect()
+    }
+
+    /// The columns of the topology keys of the DoNotSchedule constraints.
+    pub fn hard_columns(&self) -> impl Iterator<Item = ColumnId> {
+        self.constraints[..self.hard].iter().map(|c| c.column)
+    }
+
+    /// The DoNotSchedule constraints, by number, for which pods on the node count, with the node's domain.
+    pub fn counted_on(&self, index: NodeIndex) -> impl Iterator<Item = (usize, u32)> {
+        let constraints = self.constraints[..self.hard].iter().enumerate();
+        constraints.filter_map(move |(i, counted)| {
+            let pods = counted.on_node.get(index as usize).copied().unwrap_or(0);
+            Some((i, counted.domain_of(index).filter(|_| pods > 0)?))
+        })
     }
 
     /// The normalized scores of nodes.

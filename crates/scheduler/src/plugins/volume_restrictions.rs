@@ -44,6 +44,11 @@ impl Restrictions {
         self.disks.is_empty() && self.in_use == 0
     }
 
+    /// The pod's claims with access mode ReadWriteOncePod, if one of them is in use.
+    pub fn exclusive_claims(&self) -> &[String] {
+        if self.in_use == 0 { &[] } else { &self.exclusive }
+    }
+
     /// `pod_changes`: pods that are added (1) or removed (-1) in a simulation, compared with the snapshot.
     pub fn filter(
         &self,

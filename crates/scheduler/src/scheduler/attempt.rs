@@ -9,11 +9,11 @@ use super::{Decision, Explanation, Scheduler};
 use crate::cluster::{Cluster, NodeIndex};
 use crate::diagnosis::{Diagnosis, PostFilter};
 use crate::evaluation::{ClassState, CycleState, PluginScores};
+use crate::plugins::cross_node_preemption;
 use crate::plugins::default_preemption::{self, Candidate, Outcome, Selection};
 use crate::plugins::dynamic_resources::{self, PodClaims};
 use crate::plugins::{PreFilterError, UnschedulableStatus};
 use crate::pod_info::PodInfo;
-use crate::profile::Profile;
 
 /// The most memory for the cached states of all classes.
 const STATES_BYTES: usize = 256 << 20;
@@ -199,38 +199,6 @@ impl Scheduler {
         diagnosis
     }
 
-    pub(super) fn post_filter(
-        &mut self,
-        profile: &Profile,
-        pod: &PodInfo,
-        state: &mut ClassState,
-        cycle: &mut CycleState,
-        claims: Option<&PodClaims>,
-    ) -> (Diagnosis, Option<Candidate>) {
-        let mut diagnosis = self.diagnose(state, cycle);
-        if let Some(claims) = claims {
-            self.filter_candidates_by_claims(claims, state, cycle);
-        }
-        if !profile.preemption {
-            return (diagnosis, None);
-        }
-        let outcome = default_preemption::preempt(
-            profile,
-            &self.cluster,
-            state,
-            pod,
-            self.own_nomination(pod),
-            cycle,
-            Selection::OneOfTheBest(self.rotation),
-        );
-        let candidate = outcome.best().first().map(|c| (*c).clone());
-        if candidate.is_some() {
-            self.rotation = self.rotation.wrapping_add(1);
-        }
-        diagnosis.post_filter = outcome.post_filter();
-        (diagnosis, candidate)
-    }
-
     /// The best node for a pod in the present snapshot. Changes nothing but the rotation among equally good nodes.
     pub fn schedule(&mut self, pod: &PodInfo) -> Decision {
         let profile = self.profile_of(&pod.pod).unwrap_or(0);
@@ -262,6 +230,7 @@ impl Scheduler {
         } else {
             Ok(None)
         };
+        let has_claims = matches!(claims, Ok(Some(_)));
         match claims.map(|c| c.map(|claims| self.filter_claims(&claims, &mut state, &mut cycle))) {
             Ok(None | Some(Ok(_))) => {}
             Ok(Some(Err(error))) => {
@@ -285,7 +254,7 @@ impl Scheduler {
         if cycle.feasible.is_empty() {
             explanation.diagnosis = self.diagnose(&state, &cycle);
             if settings.preemption && !self.cluster.is_empty() {
-                let outcome = default_preemption::preempt(
+                let mut outcome = default_preemption::preempt(
                     &settings,
                     &self.cluster,
                     &mut state,
@@ -294,6 +263,15 @@ impl Scheduler {
                     &cycle,
                     Selection::All,
                 );
+                explanation.budgets_in_the_way = state.candidates.budgets_in_the_way();
+                if !has_claims
+                    && matches!(outcome, Outcome::NoCandidates(_))
+                    && cross_node_preemption::is_requested(&settings, pod)
+                {
+                    let across = self.preempt_across_nodes(&settings, pod, &state, &cycle, own, outcome);
+                    outcome = across.outcome;
+                    explanation.budgets_in_the_way.extend(across.budgets_in_the_way);
+                }
                 explanation.diagnosis.post_filter = outcome.post_filter();
                 explanation.preemption = Some(outcome);
             }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::jiff::Timestamp;
 use knarr_api::k8s_openapi;
-use knarr_api::kinds::pod::is_terminal;
+use knarr_api::kinds::pod::{is_terminal, requests_cross_node_preemption};
 use knarr_api::{Object, ObjectKey, Shared};
 
 use super::{Scheduler, profile_for};
@@ -109,6 +109,11 @@ impl Scheduler {
         let Some(pod) = new.or(old) else { return };
         let uid = pod.object().uid().to_string();
         let key = ObjectKey::of(pod.object());
+        if self.cluster.budgets().has_pending()
+            && new.is_none_or(|new| new.object().metadata().deletion_timestamp.is_some())
+        {
+            self.cluster.budgets_mut().left(&uid);
+        }
         self.forget_dead_classes();
         let assigned_to = new
             .filter(|p| !is_terminal(p))
@@ -147,8 +152,12 @@ impl Scheduler {
                 // A pod whose binding is in progress must not be scheduled again.
                 if !self.assumed.contains(&uid) {
                     let same = |old: &Shared<Pod>| {
-                        is_same_spec(old, new)
-                            || (old.spec == new.spec && old.metadata.labels == new.metadata.labels)
+                        let cross_node = |pod: &Shared<Pod>| {
+                            requests_cross_node_preemption(pod.object().metadata().annotations.as_ref())
+                        };
+                        (is_same_spec(old, new)
+                            || (old.spec == new.spec && old.metadata.labels == new.metadata.labels))
+                            && cross_node(old) == cross_node(new)
                     };
                     // The names of its generated claims are in its status, not in its spec.
                     let made = |pod: &Shared<Pod>| {
@@ -206,6 +215,7 @@ impl Scheduler {
     /// Removes a pod from the queue. `node`: the node that it is assigned or nominated to now; else empty.
     pub(super) fn dequeue(&mut self, key: &ObjectKey, uid: &str, node: &str, now: Timestamp) {
         self.gated.remove(key);
+        self.held_by_budgets.remove(key);
         if self.queue.get(key).is_some_and(|p| p.uid() == uid) {
             self.queue.remove(key);
         }

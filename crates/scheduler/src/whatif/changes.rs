@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::scheduling::v1::PriorityClass;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
-use knarr_api::kinds::pod::is_terminal;
+use knarr_api::kinds::pod::{HARD, PREEMPTION_BUDGETS, has_hard_budgets, is_terminal};
 use knarr_api::registry::Registered;
 use knarr_api::{Object, Shared, k8s_openapi};
 
@@ -168,6 +169,7 @@ impl Snapshot {
         if let Some(class) = class {
             spec.priority = class.value;
             spec.preemption_policy = class.preemption_policy.clone();
+            set_budgets(&mut pod, class);
         }
         Some(pod)
     }
@@ -183,6 +185,7 @@ impl Snapshot {
             spec.priority_class_name = Some(class.to_string());
             spec.priority = of.value;
             spec.preemption_policy = of.preemption_policy.clone();
+            set_budgets(pod, &of);
         });
         self.remove(&pod);
         if let Some(made) = made {
@@ -191,6 +194,16 @@ impl Snapshot {
             self.add(made);
         }
         Ok(())
+    }
+}
+
+/// As admission does for a new pod of the class.
+fn set_budgets(pod: &mut Pod, class: &PriorityClass) {
+    if has_hard_budgets(class.metadata.annotations.as_ref()) {
+        let annotations = pod.metadata.annotations.get_or_insert_default();
+        annotations.insert(PREEMPTION_BUDGETS.into(), HARD.into());
+    } else if let Some(annotations) = &mut pod.metadata.annotations {
+        annotations.remove(PREEMPTION_BUDGETS);
     }
 }
 

@@ -207,6 +207,89 @@ fn b2_p4_a_higher_priority_class_preempts_others() {
 }
 
 #[test]
+fn b2_b6_a_class_with_hard_budgets_preempts_no_pod_whose_budget_forbids_it() {
+    let class = |name: &str, annotations: Value| {
+        object::<PriorityClass>(
+            json!({"metadata": {"name": name, "uid": name, "annotations": annotations}, "value": 100}),
+        )
+    };
+    let cluster = || {
+        snapshot(vec![
+            node("n1", "a", "4"),
+            object::<PodDisruptionBudget>(json!({
+                "metadata": {"name": "web", "namespace": "default", "uid": "b"},
+                "spec": {"selector": {"matchLabels": {"app": "web"}}},
+                "status": {"disruptionsAllowed": 0},
+            })),
+            class("gentle", json!({"knarr.io/preemption-budgets": "Hard"})),
+            class("plain", json!({})),
+            pod("low", "n1", "4", 0, ""),
+            pod("waits", "", "4", 0, ""),
+        ])
+    };
+    let victims = |class: &str| {
+        let change = Change::Priority {
+            namespace: "default".into(),
+            pod: "waits".into(),
+            class: class.into(),
+        };
+        cluster().what_if(&change).unwrap().victims.len()
+    };
+    assert_eq!((victims("plain"), victims("gentle")), (1, 0));
+}
+
+#[test]
+fn b2_b5_victims_of_a_cross_node_preemption_are_listed_with_their_nodes() {
+    let configuration = crate::config::parse(
+        "
+apiVersion: kubescheduler.config.k8s.io/v1
+kind: KubeSchedulerConfiguration
+profiles:
+- pluginConfig:
+  - name: knarr.io/Preemption
+    args: {crossNode: true}
+",
+    );
+    let term = json!({"topologyKey": ZONE, "labelSelector": {"matchLabels": {"app": "web"}}});
+    let spec = json!({"priority": 0, "containers": [{"name": "c", "resources": {"requests": {"cpu": "2"}}}],
+        "affinity": {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}});
+    let waits = object::<Pod>(json!({
+        "metadata": {"name": "waits", "namespace": "default", "uid": "waits",
+            "annotations": {"knarr.io/cross-node-preemption": "true"}},
+        "spec": spec,
+    }));
+    let mut full: Pod = serde_json::from_slice(pod("full", "n2", "3", 1000, "").json()).unwrap();
+    full.metadata.labels = None;
+    let objects = vec![
+        node("n1", "a", "4"),
+        node("n2", "a", "4"),
+        object::<PriorityClass>(json!({"metadata": {"name": "high", "uid": "c"}, "value": 100})),
+        Arc::new(Object::from_typed(Pod::kind_of(), Box::new(full))),
+        pod("low", "n2", "1", 0, ""),
+        waits,
+    ];
+    let what = Snapshot::new(
+        configuration.unwrap().scheduler(),
+        &objects,
+        Timestamp::UNIX_EPOCH,
+    )
+    .what_if(&Change::Priority {
+        namespace: "default".into(),
+        pod: "waits".into(),
+        class: "high".into(),
+    })
+    .unwrap();
+    assert_eq!(
+        lines(&what),
+        [
+            "default/waits: new -> n1",
+            "default/low leaves n2 for default/waits",
+            "gone default/low: it is preempted; it has no controller and is not created again",
+        ]
+    );
+}
+
+#[test]
 fn b2_a_workload_without_pods_is_scaled_after_its_template() {
     let template = json!({"metadata": {"labels": {"app": "web"}}, "spec": {
         "priorityClassName": "low",

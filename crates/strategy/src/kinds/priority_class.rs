@@ -4,6 +4,7 @@
 use k8s_openapi::api::scheduling::v1::PriorityClass;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use k8s_openapi::jiff::Timestamp;
+use knarr_api::kinds::pod::{PREEMPTION_BUDGETS, unknown_preemption_values};
 use knarr_apimachinery::field::{ErrorList, Path};
 
 use super::checks::{drop_empty, json, text};
@@ -119,6 +120,15 @@ impl Strategy for PriorityClass {
         errors
     }
 
+    fn warnings(&self) -> Vec<String> {
+        let annotations = Path::new("metadata").child("annotations");
+        let unknown = unknown_preemption_values(self.metadata.annotations.as_ref());
+        let of_classes = unknown.iter().filter(|u| u.annotation == PREEMPTION_BUDGETS);
+        of_classes
+            .map(|unknown| format!("{}: {unknown}", annotations.key(unknown.annotation)))
+            .collect()
+    }
+
     fn columns() -> &'static [Column] {
         const COLUMNS: &[Column] = &[
             table::NAME,
@@ -172,6 +182,23 @@ mod tests {
             assert_eq!(other.validate().len(), 1);
         }
         assert_eq!(class("system-mine", 1).validate().len(), 1);
+    }
+
+    #[test]
+    fn b6_an_unknown_value_of_the_annotation_about_budgets_is_warned_about() {
+        let warnings = |value: &str| {
+            let mut class = class("c", 1);
+            class.metadata.annotations = Some([(PREEMPTION_BUDGETS.to_string(), value.to_string())].into());
+            assert!(class.validate().is_empty());
+            class.warnings()
+        };
+        assert!(warnings("Hard").is_empty());
+        assert_eq!(
+            warnings("strict"),
+            [
+                "metadata.annotations[knarr.io/preemption-budgets]: unknown value \"strict\" has no effect; expected \"BestEffort\" or \"Hard\""
+            ]
+        );
     }
 
     #[test]

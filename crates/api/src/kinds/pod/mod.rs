@@ -2,6 +2,7 @@
 
 mod app_armor;
 mod at_most_one;
+mod preemption;
 pub mod resources;
 pub mod surge_first;
 
@@ -12,6 +13,10 @@ use crate::api_type::ApiType;
 
 pub use app_armor::{APP_ARMOR_ANNOTATION, app_armor_profile};
 pub use at_most_one::{AT_MOST_ONE, at_most_one};
+pub use preemption::{
+    CROSS_NODE_PREEMPTION, HARD, PREEMPTION_BUDGETS, UnknownValue, has_hard_budgets,
+    requests_cross_node_preemption, unknown_preemption_values,
+};
 
 /// Whether the phase is one that a pod does not leave.
 pub fn is_terminal_phase(phase: &str) -> bool {

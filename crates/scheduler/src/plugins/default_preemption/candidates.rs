@@ -7,6 +7,7 @@ use std::sync::Arc;
 use k8s_openapi::jiff::Timestamp;
 use knarr_api::k8s_openapi;
 
+use crate::budgets::BudgetName;
 use crate::cluster::{Cluster, NodeIndex};
 use crate::plugins::UnschedulableStatus;
 use crate::pod_info::PodInfo;
@@ -19,15 +20,17 @@ pub struct Candidate {
     pub victims: Vec<Arc<PodInfo>>,
     /// How many evictions violate a PodDisruptionBudget.
     pub violations: usize,
-    pub(super) cost: Cost,
+    /// Some victims may be on other nodes ([`crate::plugins::cross_node_preemption`]).
+    pub is_cross_node: bool,
+    pub(crate) cost: Cost,
 }
 
 /// Less is better: violated budgets, the highest priority of a victim, the sum of priorities, the number of victims,
 /// and the start time of the earliest victim of the highest priority (later is better).
-pub(super) type Cost = (usize, i32, i64, usize, Reverse<Timestamp>);
+pub(crate) type Cost = (usize, i32, i64, usize, Reverse<Timestamp>);
 
 impl Candidate {
-    pub(super) fn new(index: NodeIndex, victims: Vec<Arc<PodInfo>>, violations: usize) -> Self {
+    pub(crate) fn new(index: NodeIndex, victims: Vec<Arc<PodInfo>>, violations: usize) -> Self {
         let highest = victims.iter().map(|v| v.priority()).max().unwrap_or(i32::MIN);
         // Each victim counts as more than nothing, whatever its priority.
         let sum = victims.iter().map(|v| i64::from(v.priority()) + (1 << 31)).sum();
@@ -39,6 +42,7 @@ impl Candidate {
             cost: (violations, highest, sum, victims.len(), Reverse(first)),
             victims,
             violations,
+            is_cross_node: false,
         }
     }
 }
@@ -54,6 +58,8 @@ pub struct Candidates {
     pub(super) open: BTreeSet<NodeIndex>,
     /// The candidates among the results, the best first.
     pub(super) order: BTreeSet<(Cost, NodeIndex)>,
+    /// The node that the last preemptor itself was nominated to: tried for that pod alone.
+    pub(super) own: DryRunResult,
 }
 
 /// The result of a dry run on one node.
@@ -64,6 +70,17 @@ pub(super) enum DryRunResult {
     Nothing,
     Candidate(Candidate),
     Rejected(UnschedulableStatus),
+    /// It would fit, but the evictions would violate these PodDisruptionBudgets, which are hard (SPEC B6).
+    ViolatesBudgets(BTreeSet<BudgetName>),
+}
+
+impl DryRunResult {
+    pub(super) fn candidate(&self) -> Option<&Candidate> {
+        match self {
+            DryRunResult::Candidate(candidate) => Some(candidate),
+            _ => None,
+        }
+    }
 }
 
 impl Candidates {
@@ -72,7 +89,7 @@ impl Candidates {
         let slots = cluster.slots();
         let changes = cluster.changes_since(self.seen);
         match changes {
-            Some(changed) if is_local && self.budgets_version == cluster.budgets_version => {
+            Some(changed) if is_local && self.budgets_version == cluster.budgets().version => {
                 self.open.extend(changed);
                 let had = NodeIndex::try_from(self.found.len()).unwrap_or(NodeIndex::MAX);
                 self.open
@@ -86,7 +103,7 @@ impl Candidates {
         }
         self.found.resize_with(slots, DryRunResult::default);
         self.seen = cluster.now();
-        self.budgets_version = cluster.budgets_version;
+        self.budgets_version = cluster.budgets().version;
     }
 
     pub(super) fn set(&mut self, index: NodeIndex, new: DryRunResult) {
@@ -102,10 +119,23 @@ impl Candidates {
     }
 
     pub(super) fn get(&self, index: NodeIndex) -> Option<&Candidate> {
-        match self.found.get(index as usize) {
-            Some(DryRunResult::Candidate(candidate)) => Some(candidate),
+        self.found.get(index as usize)?.candidate()
+    }
+
+    /// Whether hard budgets are the reason why nodes are no candidates (SPEC B6).
+    pub(crate) fn has_budgets_in_the_way(&self) -> bool {
+        let violates = |found: &DryRunResult| matches!(found, DryRunResult::ViolatesBudgets(_));
+        self.found.iter().chain([&self.own]).any(violates)
+    }
+
+    /// The hard budgets because of which nodes are no candidates (SPEC B6).
+    pub(crate) fn budgets_in_the_way(&self) -> BTreeSet<BudgetName> {
+        let all = self.found.iter().chain([&self.own]);
+        let names = all.filter_map(|found| match found {
+            DryRunResult::ViolatesBudgets(names) => Some(names),
             _ => None,
-        }
+        });
+        names.flatten().cloned().collect()
     }
 
     /// One of the best, another one for another rotation; not the one at `but`.

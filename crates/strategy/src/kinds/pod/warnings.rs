@@ -9,7 +9,7 @@ use k8s_openapi::api::core::v1::{
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as Wire;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use knarr_api::kinds::pod::{APP_ARMOR_ANNOTATION, app_armor_profile};
+use knarr_api::kinds::pod::{APP_ARMOR_ANNOTATION, app_armor_profile, unknown_preemption_values};
 use knarr_apimachinery::field::Path;
 use knarr_apimachinery::names;
 use knarr_apimachinery::quantity::Quantity;
@@ -187,6 +187,12 @@ fn meta_and_spec_warnings(meta: &ObjectMeta, spec: &PodSpec, path: &Path, warnin
     }
     pod_affinity(spec, &at.child("affinity"), warnings);
     addresses(spec, &at, warnings);
+    let unknown = unknown_preemption_values(meta.annotations.as_ref());
+    warnings.extend(
+        unknown
+            .iter()
+            .map(|u| format!("{}: {u}", annotations_at.key(u.annotation))),
+    );
 }
 
 fn null_selector_warning(path: &Path) -> String {
