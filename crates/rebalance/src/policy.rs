@@ -31,6 +31,14 @@ pub struct Policy {
     pub grace_period_seconds: Option<i64>,
 }
 
+/// A policy and what of its document has no effect.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Read {
+    pub policy: Policy,
+    /// `path: why`.
+    pub ignored: Vec<String>,
+}
+
 /// Strategies with the protections of the pods that they may move.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Profile {

@@ -50,6 +50,9 @@ pub enum Change {
         pod: String,
         class: String,
     },
+    /// Pods are evicted, by UID: those of a wave together, the next wave when the replacements of the wave before are
+    /// scheduled. A UID that is named again means the pod's replacement.
+    Evict { waves: Vec<Vec<String>> },
 }
 
 /// Why a change cannot be simulated.
@@ -259,6 +262,7 @@ impl Snapshot {
                 pod,
                 class,
             } => self.set_priority(namespace, pod, class)?,
+            Change::Evict { waves } => self.evict(waves)?,
         }
         self.settle()?;
         let pending = self.waiting.iter().filter(|(uid, _)| !waited.contains(uid));
@@ -315,8 +319,8 @@ impl Snapshot {
         Shared::new(Arc::new(object)).ok()
     }
 
-    /// Removes a pod and lets its controller, if it has one, create it again.
-    fn replace(&mut self, pod: &Shared<Pod>, why: &str) {
+    /// Removes a pod and lets its controller, if it has one, create it again. Returns the new pod's UID.
+    fn replace(&mut self, pod: &Shared<Pod>, why: &str) -> Option<String> {
         let (name, _) = self.origin(pod);
         let from = Some(node_name(pod).to_string()).filter(|n| !n.is_empty());
         self.remove(pod);
@@ -325,15 +329,19 @@ impl Snapshot {
         let made = if comes_back { self.like(pod, |_| {}) } else { None };
         match made {
             Some(made) => {
-                self.replaces
-                    .insert(made.object().uid().to_string(), (name, from));
+                let uid = made.object().uid().to_string();
+                self.replaces.insert(uid.clone(), (name, from));
                 self.add(made);
+                Some(uid)
             }
-            None if owner.is_some() => {}
-            None => self.result.gone.push(PodMessage {
-                pod: name,
-                words: format!("{why}; it has no controller and is not created again"),
-            }),
+            None if owner.is_some() => None,
+            None => {
+                self.result.gone.push(PodMessage {
+                    pod: name,
+                    words: format!("{why}; it has no controller and is not created again"),
+                });
+                None
+            }
         }
     }
 

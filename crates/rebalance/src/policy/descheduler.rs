@@ -14,19 +14,11 @@ use knarr_apimachinery::field::{ErrorList, Path};
 use serde_json::Value;
 
 use super::fields::{count, label_selector, min_pod_age, priority_threshold, selector_text, small_count};
-use super::{Budgets, Policy, Profile, ProtectedClaims, Protections, Strategy, strategy_args};
+use super::{Budgets, Policy, Profile, ProtectedClaims, Protections, Read, Strategy, strategy_args};
 
-const API_VERSION: &str = "descheduler/v1alpha2";
-const KIND: &str = "DeschedulerPolicy";
+pub const API_VERSION: &str = "descheduler/v1alpha2";
+pub const KIND: &str = "DeschedulerPolicy";
 const DEFAULT_EVICTOR: &str = "DefaultEvictor";
-
-/// A policy and what of the file has no effect.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Read {
-    pub policy: Policy,
-    /// `path: why`.
-    pub ignored: Vec<String>,
-}
 
 /// Reads a file (YAML or JSON).
 ///
@@ -51,16 +43,21 @@ pub struct Read {
 /// );
 /// ```
 pub fn parse(text: &str) -> Result<Read, ErrorList> {
-    let mut report = Report::default();
-    let document = match serde_saphyr::from_str::<Value>(text) {
-        Ok(document) => document,
+    match serde_saphyr::from_str::<Value>(text) {
+        Ok(document) => read(&document),
         Err(error) => {
+            let mut errors = ErrorList::new();
             let detail = format!("invalid YAML: {error}");
-            report.errors.type_invalid(&Path::default(), "", detail);
-            return Err(report.errors);
+            errors.type_invalid(&Path::default(), "", detail);
+            Err(errors)
         }
-    };
-    let policy = read(&document, &mut report);
+    }
+}
+
+/// Reads one document of a file.
+pub fn read(document: &Value) -> Result<Read, ErrorList> {
+    let mut report = Report::default();
+    let policy = read_policy(document, &mut report);
     if !report.errors.is_empty() {
         return Err(report.errors);
     }
@@ -70,7 +67,7 @@ pub fn parse(text: &str) -> Result<Read, ErrorList> {
     })
 }
 
-fn read(document: &Value, report: &mut Report) -> Policy {
+fn read_policy(document: &Value, report: &mut Report) -> Policy {
     let mut fields = Fields::new(document, Path::default(), report);
     for (name, expected) in [("apiVersion", API_VERSION), ("kind", KIND)] {
         match fields.text(name, report) {

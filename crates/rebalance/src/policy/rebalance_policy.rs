@@ -21,7 +21,7 @@ use knarr_apimachinery::field::{ErrorList, Path};
 use serde_json::Value;
 
 use super::fields::{count, label_selector, min_pod_age, names, priority_threshold, set, small_count};
-use super::{Budgets, Names, Policy, Profile, ProtectedClaims, Protections, Strategy, strategy_args};
+use super::{Budgets, Names, Policy, Profile, ProtectedClaims, Protections, Read, Strategy, strategy_args};
 
 /// The strategies by the name of their field.
 const STRATEGIES: [(&str, &str); 11] = [
@@ -66,6 +66,11 @@ pub const DEFAULT_BUDGETS: Budgets = Budgets {
 /// assert!(errors.contains("spec.budgets.perHour"), "{errors}");
 /// ```
 pub fn read(name: &str, namespace: &str, spec: &Value) -> Result<Policy, ErrorList> {
+    read_with_notes(name, namespace, spec).map(|read| read.policy)
+}
+
+/// As [`read`], with what of the spec has no effect.
+pub fn read_with_notes(name: &str, namespace: &str, spec: &Value) -> Result<Read, ErrorList> {
     let mut report = Report::default();
     let report = &mut report;
     let mut fields = Fields::new(spec, Path::new("spec"), report);
@@ -96,7 +101,7 @@ pub fn read(name: &str, namespace: &str, spec: &Value) -> Result<Policy, ErrorLi
     if !report.errors.is_empty() {
         return Err(std::mem::take(&mut report.errors));
     }
-    Ok(Policy {
+    let policy = Policy {
         name: name.to_string(),
         dry_run,
         profiles: vec![Profile {
@@ -107,6 +112,10 @@ pub fn read(name: &str, namespace: &str, spec: &Value) -> Result<Policy, ErrorLi
         node_selector,
         budgets,
         grace_period_seconds,
+    };
+    Ok(Read {
+        policy,
+        ignored: std::mem::take(&mut report.notes),
     })
 }
 

@@ -69,6 +69,30 @@ impl Snapshot {
         Ok(())
     }
 
+    /// A pod that is not there any more is passed over: it was preempted, or the eviction would not find it.
+    pub(super) fn evict(&mut self, waves: &[Vec<String>]) -> Result<(), Error> {
+        let mut replacements: BTreeMap<&str, String> = BTreeMap::new();
+        for wave in waves {
+            for uid in wave {
+                let present = replacements.get(uid.as_str()).unwrap_or(uid);
+                let Some(pod) = self.pods.get(present).cloned() else {
+                    continue;
+                };
+                if is_terminal(&pod) {
+                    self.remove(&pod);
+                    self.result.gone.push(PodMessage {
+                        pod: full_name(pod.object()),
+                        words: "it has finished; it is deleted".into(),
+                    });
+                } else if let Some(replacement) = self.replace(&pod, "it is evicted") {
+                    replacements.insert(uid, replacement);
+                }
+            }
+            self.settle()?;
+        }
+        Ok(())
+    }
+
     /// Whether the workload owns the pod, itself or through a ReplicaSet.
     fn belongs(&self, pod: &Pod, kind: &str, namespace: &str, name: &str) -> bool {
         let is = |owner: &OwnerReference| owner.kind == kind && owner.name == name;

@@ -330,3 +330,54 @@ fn b2_a_workload_without_pods_is_scaled_after_its_template() {
         Err(Error::NoWorkload("Deployment default/api".into()))
     );
 }
+
+#[test]
+fn b2_evictions_are_scheduled_wave_by_wave_and_finished_pods_are_deleted() {
+    let mut finished = object::<Pod>(json!({
+        "metadata": {"name": "done", "namespace": "default", "uid": "done"},
+        "spec": {"nodeName": "n1", "containers": [{"name": "c"}]},
+        "status": {"phase": "Failed"},
+    }));
+    // Of the two nodes with room for `first`, n3 has more of it.
+    let objects = |finished: Arc<Object>| {
+        vec![
+            node("n1", "a", "2"),
+            node("n2", "b", "2"),
+            node("n3", "c", "4"),
+            pod("first", "n1", "2", 0, "ReplicaSet/first"),
+            pod("second", "n2", "1", 0, "ReplicaSet/second"),
+            pod("bare", "n3", "1", 0, ""),
+            finished,
+        ]
+    };
+    let waves = |waves: &[&[&str]]| Change::Evict {
+        waves: waves
+            .iter()
+            .map(|wave| wave.iter().map(|uid| uid.to_string()).collect())
+            .collect(),
+    };
+    let change = waves(&[&["first", "done"], &["bare", "gone-before"], &["first"]]);
+    let what = snapshot(objects(finished.clone())).what_if(&change).unwrap();
+    assert_eq!(
+        lines(&what),
+        [
+            "default/first: n1 -> n3",
+            // Named again, it is the replacement that is evicted: without `bare` n3 is the emptiest node still.
+            "default/first: n3 -> n3",
+            "gone default/bare: it is evicted; it has no controller and is not created again",
+            "gone default/done: it has finished; it is deleted",
+        ]
+    );
+    // A finished pod of a controller is not created again.
+    finished = object::<Pod>(json!({
+        "metadata": {"name": "done", "namespace": "default", "uid": "done", "ownerReferences": [
+            {"apiVersion": "batch/v1", "kind": "Job", "name": "j", "uid": "j", "controller": true}]},
+        "spec": {"nodeName": "n1", "containers": [{"name": "c"}]},
+        "status": {"phase": "Succeeded"},
+    }));
+    let what = snapshot(objects(finished)).what_if(&waves(&[&["done"]])).unwrap();
+    assert_eq!(
+        lines(&what),
+        ["gone default/done: it has finished; it is deleted"]
+    );
+}
