@@ -111,6 +111,7 @@ const LAYERS: &[(&str, &[&str])] = &[
             "knarr-store",
             "knarr-client",
             "knarr-scheduler",
+            "knarr-rebalance",
             "knarr-apiserver",
             "knarr-control",
             "knarr-node",

@@ -1,7 +1,7 @@
 //! The `knarr` command: flags, configuration, and the start of the components, which are in the other crates.
 //!
 //! How a node joins: `command/token.rs`, `command/join.rs`. The node's network components: `command/network.rs`; `knarr net`:
-//! `command/net/`. The objects that `knarr why` and `knarr whatif` read: `command/snapshot.rs`. Permissions of knarr's own files:
+//! `command/net/`. The objects that `knarr why`, `whatif` and `plan` read: `command/snapshot.rs`. Permissions of knarr's own files:
 //! `private.rs`. The socket of `knarr node shutdown`: `node_socket.rs`. End-to-end tests: `tests/e2e` (hosts of their own with links that
 //! can be cut: `fleet.rs`; hostile pods, nodes and tenants: `security/`); recorded pod lifecycles on a real node: `tests/golden-life`.
 
@@ -69,6 +69,8 @@ enum Command {
     /// Show what a change would do to the pods: a drain, a scale, a lost zone, another priority. Nothing is changed.
     #[command(name = "whatif")]
     WhatIf(command::whatif::WhatIfArgs),
+    /// Show what a rebalancer would do: which pods it would move, where to and why. Nothing is changed.
+    Plan(command::plan::PlanArgs),
     /// Show what a Service resolves to, whether a connection is allowed, and how nodes reach each other's pods.
     Net(command::net::NetArgs),
     /// Create, list and delete bootstrap tokens, with which nodes join.
@@ -144,6 +146,7 @@ fn main() -> ExitCode {
             Command::Token(args) => command::token::run(config, args).await,
             Command::Why(args) => command::why::run(config, args, kubeconfig_named).await,
             Command::WhatIf(args) => command::whatif::run(config, args, kubeconfig_named).await,
+            Command::Plan(args) => command::plan::run(config, args, kubeconfig_named).await,
             Command::Net(args) => {
                 return exit_with_verdict(command::net::run(config, args, kubeconfig_named).await);
             }
@@ -228,6 +231,15 @@ mod tests {
             "{token}"
         );
         assert!(!help(&["version", "--help"]).contains("--data-dir"));
+        let plan = help(&["plan", "rebalance", "--help"]);
+        for part in [
+            "--policy <FILE>",
+            "--all",
+            "knarr plan rebalance --name shop/spread",
+        ] {
+            assert!(plan.contains(part), "{part:?} is missing in:\n{plan}");
+        }
+        assert!(!plan.contains("--listen"), "{plan}");
     }
 
     #[test]

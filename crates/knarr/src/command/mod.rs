@@ -16,6 +16,7 @@ mod network;
 pub mod node;
 mod node_address;
 mod node_config;
+pub mod plan;
 mod running_node;
 pub mod server;
 mod shared_settings;

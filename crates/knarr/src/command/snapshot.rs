@@ -1,18 +1,20 @@
-//! A cluster's objects as `knarr why`, `knarr whatif` and `knarr net` read them: from the API, or from files that
-//! `kubectl get -o json` wrote. Nothing is written.
+//! A cluster's objects as `knarr why`, `knarr whatif`, `knarr plan` and `knarr net` read them: from the API, or from files
+//! that `kubectl get -o json` wrote. Nothing is written.
 
 use std::env;
 use std::io::Read;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 use clap::Args;
 use futures::future::join_all;
 use knarr_api::{Kind, Object, registry};
+use knarr_client::remote::RemoteApi;
 use knarr_client::{Api, Clock, ListOptions, SystemClock};
 use knarr_control::topology_domains_kinds::TopologyDomains;
 use knarr_scheduler::whatif::Snapshot;
 use serde::Deserialize;
+use serde_json::Value;
 use serde_json::value::RawValue;
 
 use super::{Failure, cluster};
@@ -46,8 +48,17 @@ const KINDS: [&Kind; 22] = [
 const REQUIRED: usize = 2;
 
 /// The same, and knarr's own.
-fn kinds() -> Vec<&'static Kind> {
-    KINDS.into_iter().chain([TopologyDomains::kind()]).collect()
+static SCHEDULING_KINDS: LazyLock<Vec<&'static Kind>> =
+    LazyLock::new(|| KINDS.into_iter().chain([TopologyDomains::kind()]).collect());
+
+/// The objects that scheduling depends on, and these documents.
+pub fn scheduling(documents: &[DocumentKind]) -> ObjectSelection<'_> {
+    ObjectSelection {
+        kinds: &SCHEDULING_KINDS,
+        required: REQUIRED,
+        only_in: &[],
+        documents,
+    }
 }
 
 /// Which objects a command reads.
@@ -57,6 +68,17 @@ pub struct ObjectSelection<'a> {
     pub required: usize,
     /// Kinds of which only the objects of one namespace are read.
     pub only_in: &'a [(&'a Kind, &'a str)],
+    /// What the command reads in addition: a file may have objects of these kinds only.
+    pub documents: &'a [DocumentKind],
+}
+
+/// A kind whose objects are read as JSON: a custom resource, or metrics.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DocumentKind {
+    pub api_version: &'static str,
+    pub kind: &'static str,
+    /// Where the API has the list of all namespaces.
+    pub path: &'static str,
 }
 
 #[derive(Args, Clone, Debug, Default)]
@@ -73,13 +95,7 @@ pub struct Source {
 impl Source {
     /// The snapshot that scheduling is computed on.
     pub async fn snapshot(&self, config: &Config, kubeconfig_named: bool) -> Result<Snapshot, Failure> {
-        let kinds = kinds();
-        let selection = ObjectSelection {
-            kinds: &kinds,
-            required: REQUIRED,
-            only_in: &[],
-        };
-        let objects = self.objects(config, kubeconfig_named, &selection).await?;
+        let objects = self.objects(config, kubeconfig_named, &scheduling(&[])).await?;
         let now = SystemClock.now();
         Ok(Snapshot::new(config.scheduler.scheduler(), &objects, now))
     }
@@ -91,12 +107,83 @@ impl Source {
         kubeconfig_named: bool,
         selection: &ObjectSelection<'_>,
     ) -> Result<Vec<Arc<Object>>, Failure> {
-        if self.from.is_empty() {
-            return list_live(config, kubeconfig_named, selection).await;
+        let reader = ObjectReader::open(&self.from, config, kubeconfig_named).await?;
+        reader.objects(selection).await
+    }
+}
+
+/// Reads the objects of one cluster, several times if need be.
+pub enum ObjectReader {
+    Live(RemoteApi),
+    Files(Vec<Dump>),
+}
+
+/// A file with objects.
+pub struct Dump {
+    /// As the user named it.
+    pub file: String,
+    pub text: String,
+}
+
+impl ObjectReader {
+    /// Without files it is the cluster of the kubeconfig.
+    pub async fn open(from: &[PathBuf], config: &Config, kubeconfig_named: bool) -> Result<Self, Failure> {
+        if from.is_empty() {
+            let api = cluster::remote(&kubeconfig(config, kubeconfig_named)).await?;
+            return Ok(ObjectReader::Live(api));
         }
+        let dump = |path: &PathBuf| -> Result<Dump, Failure> {
+            let text = text(path)?;
+            let file = path.display().to_string();
+            Ok(Dump { file, text })
+        };
+        Ok(ObjectReader::Files(
+            from.iter().map(dump).collect::<Result<_, _>>()?,
+        ))
+    }
+
+    /// All selected objects.
+    pub async fn objects(&self, selection: &ObjectSelection<'_>) -> Result<Vec<Arc<Object>>, Failure> {
+        match self {
+            ObjectReader::Live(api) => list_live(api, selection).await,
+            ObjectReader::Files(dumps) => {
+                let mut all = Vec::new();
+                for dump in dumps {
+                    all.extend(read(dump, selection)?);
+                }
+                Ok(all)
+            }
+        }
+    }
+
+    /// All objects of a kind as they are; none if the API does not serve the kind.
+    pub async fn documents(&self, kind: &DocumentKind) -> Result<Vec<Value>, Failure> {
+        let dumps = match self {
+            ObjectReader::Files(dumps) => dumps,
+            ObjectReader::Live(api) => {
+                return match api.get_raw(kind.path).await {
+                    Ok(list) => Ok(list
+                        .get("items")
+                        .and_then(Value::as_array)
+                        .cloned()
+                        .unwrap_or_default()),
+                    Err(error) if error.code() == 404 => Ok(Vec::new()),
+                    Err(error) => {
+                        let what = format!("cannot read {} from {}", kind.path, api.server());
+                        Err(Failure::new(what).because(error))
+                    }
+                };
+            }
+        };
         let mut all = Vec::new();
-        for file in &self.from {
-            all.extend(read(&file.display().to_string(), &text(file)?, selection.kinds)?);
+        for dump in dumps {
+            for_each(dump, &mut |found| {
+                if found.is(kind) {
+                    let value = serde_json::from_str::<Value>(found.json.get());
+                    all.push(value.map_err(|e| not_json(dump, e))?);
+                }
+                Ok(())
+            })?;
         }
         Ok(all)
     }
@@ -109,13 +196,8 @@ fn kubeconfig(config: &Config, named: bool) -> PathBuf {
     first.unwrap_or_else(|| config.kubeconfig.clone())
 }
 
-async fn list_live(
-    config: &Config,
-    kubeconfig_named: bool,
-    selection: &ObjectSelection<'_>,
-) -> Result<Vec<Arc<Object>>, Failure> {
+async fn list_live(api: &RemoteApi, selection: &ObjectSelection<'_>) -> Result<Vec<Arc<Object>>, Failure> {
     let kinds = selection.kinds;
-    let api = cluster::remote(&kubeconfig(config, kubeconfig_named)).await?;
     let lists = kinds.iter().map(|kind| {
         let only_in = selection.only_in.iter().find(|(of, _)| of == kind);
         let options = ListOptions {
@@ -143,7 +225,8 @@ async fn list_live(
     Ok(all)
 }
 
-fn text(file: &Path) -> Result<String, Failure> {
+/// The content of a file; `-` is standard input.
+pub fn text(file: &Path) -> Result<String, Failure> {
     let cannot = |e| Failure::new(format!("cannot read {}", file.display())).because(e);
     if file.as_os_str() != "-" {
         return std::fs::read_to_string(file).map_err(cannot);
@@ -165,15 +248,40 @@ struct Document<'a> {
     items: Option<Vec<&'a RawValue>>,
 }
 
-/// All objects of a text. An object that cannot be decoded is skipped, with a warning; a text that is not JSON is an error.
-fn read(file: &str, text: &str, kinds: &[&Kind]) -> Result<Vec<Arc<Object>>, Failure> {
-    let mut all = Vec::new();
-    let documents = serde_json::Deserializer::from_str(text).into_iter::<&RawValue>();
-    for document in documents {
-        let document = document.map_err(|e| Failure::new(format!("{file} is not valid JSON")).because(e))?;
-        read_document(file, document, None, kinds, &mut all)?;
+/// An object of a file, before its content is decoded.
+struct Found<'a> {
+    api_version: &'a str,
+    kind: &'a str,
+    json: &'a RawValue,
+}
+
+impl Found<'_> {
+    fn is(&self, kind: &DocumentKind) -> bool {
+        self.api_version == kind.api_version && self.kind == kind.kind
     }
-    if all.is_empty() {
+}
+
+/// All selected objects of a file. An object that cannot be decoded is skipped, with a warning; a text that is not JSON is an
+/// error.
+fn read(dump: &Dump, selection: &ObjectSelection<'_>) -> Result<Vec<Arc<Object>>, Failure> {
+    let file = &dump.file;
+    let mut all = Vec::new();
+    let mut documents = 0;
+    for_each(dump, &mut |found| {
+        documents += usize::from(selection.documents.iter().any(|kind| found.is(kind)));
+        // A file may have objects of other kinds than the selected ones.
+        let is_found = |kind: &&&Kind| kind.kind() == found.kind && kind.api_version() == found.api_version;
+        let kind = registry::by_kind(found.api_version, found.kind).filter(|k| selection.kinds.contains(k));
+        let Some(kind) = kind.or_else(|| selection.kinds.iter().find(is_found).copied()) else {
+            return Ok(());
+        };
+        match kind.ops.decode(found.json.get().as_bytes()) {
+            Ok(decoded) => all.push(Arc::new(Object::from_typed(kind, decoded.object))),
+            Err(error) => eprintln!("knarr: warning: {file}: skipping a {}: {error}", kind.kind()),
+        }
+        Ok(())
+    })?;
+    if all.is_empty() && documents == 0 {
         return Err(Failure::new(format!(
             "{file} has no objects: expected the output of `kubectl get nodes,pods,… -A -o json`"
         )));
@@ -181,23 +289,36 @@ fn read(file: &str, text: &str, kinds: &[&Kind]) -> Result<Vec<Arc<Object>>, Fai
     Ok(all)
 }
 
+fn not_json(dump: &Dump, error: serde_json::Error) -> Failure {
+    Failure::new(format!("{} is not valid JSON", dump.file)).because(error)
+}
+
+/// Calls a function with each object of a file, those of lists included.
+fn for_each(dump: &Dump, each: &mut dyn FnMut(&Found<'_>) -> Result<(), Failure>) -> Result<(), Failure> {
+    let documents = serde_json::Deserializer::from_str(&dump.text).into_iter::<&RawValue>();
+    for document in documents {
+        for_each_of(dump, document.map_err(|e| not_json(dump, e))?, None, each)?;
+    }
+    Ok(())
+}
+
 /// `of`: apiVersion and kind of the items of a list, for items that have none themselves.
-fn read_document(
-    file: &str,
+fn for_each_of(
+    dump: &Dump,
     document: &RawValue,
     of: Option<(&str, &str)>,
-    kinds: &[&Kind],
-    all: &mut Vec<Arc<Object>>,
+    each: &mut dyn FnMut(&Found<'_>) -> Result<(), Failure>,
 ) -> Result<(), Failure> {
-    let header: Document = serde_json::from_str(document.get())
-        .map_err(|e| Failure::new(format!("{file} has a JSON document that is not an object")).because(e))?;
+    let header: Document = serde_json::from_str(document.get()).map_err(|e| {
+        Failure::new(format!("{} has a JSON document that is not an object", dump.file)).because(e)
+    })?;
     if let Some(items) = header.items {
         let of = header
             .kind
             .strip_suffix("List")
             .map(|kind| (&*header.api_version, kind));
         for item in items {
-            read_document(file, item, of, kinds, all)?;
+            for_each_of(dump, item, of, each)?;
         }
         return Ok(());
     }
@@ -205,25 +326,32 @@ fn read_document(
         Some(of) if header.kind.is_empty() => of,
         _ => (&*header.api_version, &*header.kind),
     };
-    // A dump may have objects of other kinds than the selected ones.
-    let is_named = |k: &&&Kind| k.kind() == kind && k.api_version() == api_version;
-    let named: Option<&Kind> = registry::by_kind(api_version, kind).filter(|k| kinds.contains(k));
-    let Some(kind) = named.or_else(|| kinds.iter().find(is_named).copied()) else {
-        return Ok(());
-    };
-    match kind.ops.decode(document.get().as_bytes()) {
-        Ok(decoded) => all.push(Arc::new(Object::from_typed(kind, decoded.object))),
-        Err(error) => eprintln!("knarr: warning: {file}: skipping a {}: {error}", kind.kind()),
-    }
-    Ok(())
+    each(&Found {
+        api_version,
+        kind,
+        json: document,
+    })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    const METRICS: DocumentKind = DocumentKind {
+        api_version: "metrics.k8s.io/v1beta1",
+        kind: "NodeMetrics",
+        path: "",
+    };
+
+    fn dump(text: &str) -> Dump {
+        Dump {
+            file: "dump".into(),
+            text: text.into(),
+        }
+    }
+
     fn names(text: &str) -> Vec<String> {
-        let objects = read("dump", text, &kinds()).unwrap_or_default();
+        let objects = read(&dump(text), &scheduling(&[])).unwrap_or_default();
         let name = |o: &Arc<Object>| format!("{}/{}", o.kind().kind(), o.name());
         objects.iter().map(name).collect()
     }
@@ -253,20 +381,23 @@ mod tests {
     fn b3_a_dump_may_have_topology_domains() {
         let domains = r#"{"apiVersion":"placement.knarr.io/v1alpha1","kind":"TopologyDomains","metadata":{"name":"z"},
             "spec":{"topologyKey":"zone"}}"#;
-        let objects = read("dump", domains, &kinds()).unwrap();
+        let objects = read(&dump(domains), &scheduling(&[])).unwrap();
         assert_eq!(objects.len(), 1);
         let read = TopologyDomains::of(&objects[0]).unwrap();
         assert_eq!(read.spec.topology_key, "zone");
         let newer = domains.replace("v1alpha1", "v1");
         assert!(
-            super::read("dump", &newer, &kinds()).is_err(),
+            super::read(&dump(&newer), &scheduling(&[])).is_err(),
             "another version is another kind"
         );
     }
 
     #[test]
     fn b2_an_empty_dump_or_one_that_is_not_json_is_an_error_with_what_was_expected() {
-        let error = |text| read("dump", text, &kinds()).map(|_| ()).unwrap_err().to_string();
+        let error = |text| {
+            let read = read(&dump(text), &scheduling(&[]));
+            read.map(|_| ()).unwrap_err().to_string()
+        };
         assert!(
             error("nodes: []").starts_with("dump is not valid JSON"),
             "{}",
@@ -277,6 +408,22 @@ mod tests {
             error(empty).contains("kubectl get nodes,pods"),
             "{}",
             error(empty)
+        );
+    }
+
+    #[tokio::test]
+    async fn b3_documents_of_other_kinds_are_read_as_they_are_and_may_have_a_file_of_their_own() {
+        let node = r#"{"apiVersion":"v1","kind":"Node","metadata":{"name":"n"}}"#;
+        let metrics = r#"{"apiVersion":"metrics.k8s.io/v1beta1","kind":"NodeMetricsList","items":[{"metadata":{"name":"n"},"usage":{"cpu":"1"}}]}"#;
+        let selection = scheduling(&[METRICS]);
+        let reader = ObjectReader::Files(vec![dump(node), dump(metrics)]);
+        assert_eq!(reader.objects(&selection).await.unwrap().len(), 1);
+        let found = reader.documents(&METRICS).await.unwrap();
+        let usages: Vec<&Value> = found.iter().map(|found| &found["usage"]["cpu"]).collect();
+        assert_eq!(usages, ["1"]);
+        assert!(
+            reader.objects(&scheduling(&[])).await.is_err(),
+            "the second file has nothing that is read"
         );
     }
 }

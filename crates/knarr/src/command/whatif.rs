@@ -1,10 +1,11 @@
 //! `knarr whatif` (SPEC B2): what a change would do to the pods of a cluster, without doing it.
 
 use clap::{Args, Subcommand};
-use knarr_scheduler::whatif::{Change, WhatIf};
+use knarr_scheduler::whatif::{Change, Snapshot, WhatIf};
 
 use super::Failure;
 use super::columns::table;
+use super::plan::{Planning, PolicyChoice};
 use super::snapshot::Source;
 use super::version::Output;
 use crate::config::Config;
@@ -17,6 +18,7 @@ cluster itself. Deleted pods that have a controller are created again as the con
   knarr whatif scale deployment/web 50 -n shop       where new pods are placed, and which pods they preempt
   knarr whatif lose-zone eu-west-1b                  which pods still run without the zone
   knarr whatif priority web-7d4b9c high -n shop      which pods a pod would preempt
+  knarr whatif rebalance --policy rebalance.yaml     the moves of `knarr plan rebalance`, and what follows from them
   kubectl get nodes,pods,deploy,rs,sts,svc,pdb,priorityclasses,pvc,pv,sc -A -o json > dump.json
   knarr whatif drain node-3 --from dump.json         without the cluster
 
@@ -71,6 +73,13 @@ enum WhatIfCommand {
         #[command(flatten)]
         common: Common,
     },
+    /// Evict the pods that `knarr plan rebalance` would move, wave by wave.
+    Rebalance {
+        #[command(flatten)]
+        choice: PolicyChoice,
+        #[command(flatten)]
+        common: Common,
+    },
 }
 
 /// The kinds that can be scaled, with the names that kubectl accepts.
@@ -102,8 +111,42 @@ fn workload(named: &str) -> Result<(&'static str, &str), Failure> {
     }
 }
 
-fn change(command: WhatIfCommand) -> Result<(Change, Common), Failure> {
-    Ok(match command {
+/// What is to be computed, and on which snapshot.
+struct Simulation {
+    snapshot: Snapshot,
+    change: Change,
+    output: Output,
+}
+
+/// The moves of the plan, on the snapshot that it was made from.
+async fn rebalance(
+    choice: &PolicyChoice,
+    common: &Common,
+    config: &Config,
+    kubeconfig_named: bool,
+) -> Result<Simulation, Failure> {
+    let planning = Planning::read(config, kubeconfig_named, &common.source, choice).await?;
+    let snapshot = Snapshot::new(config.scheduler.scheduler(), &planning.objects, planning.now);
+    let evictions = planning.evictions()?;
+    for ignored in &evictions.ignored {
+        eprintln!("knarr: warning: {ignored}");
+    }
+    Ok(Simulation {
+        snapshot,
+        change: evictions.change,
+        output: common.output,
+    })
+}
+
+async fn simulation(
+    command: WhatIfCommand,
+    config: &Config,
+    kubeconfig_named: bool,
+) -> Result<Simulation, Failure> {
+    let (change, common) = match command {
+        WhatIfCommand::Rebalance { choice, common } => {
+            return rebalance(&choice, &common, config, kubeconfig_named).await;
+        }
         WhatIfCommand::Drain { node, common } => {
             let node = super::bare_name(&node, &["node", "nodes", "no"])?.to_string();
             (Change::Drain { node }, common)
@@ -131,16 +174,24 @@ fn change(command: WhatIfCommand) -> Result<(Change, Common), Failure> {
             };
             (change, common)
         }
+    };
+    Ok(Simulation {
+        snapshot: common.source.snapshot(config, kubeconfig_named).await?,
+        change,
+        output: common.output,
     })
 }
 
 pub async fn run(config: Config, args: WhatIfArgs, kubeconfig_named: bool) -> Result<(), Failure> {
-    let (change, common) = change(args.command)?;
-    let snapshot = common.source.snapshot(&config, kubeconfig_named).await?;
+    let Simulation {
+        snapshot,
+        change,
+        output,
+    } = simulation(args.command, &config, kubeconfig_named).await?;
     let what = snapshot
         .what_if(&change)
         .map_err(|e| Failure::new("cannot compute the change").because(e))?;
-    match common.output {
+    match output {
         Output::Text => print!("{}", to_text(&what)),
         Output::Json => super::print_json(&what)?,
     }
@@ -225,5 +276,37 @@ mod tests {
              1 placed, 0 preempted, 1 pending, 0 deleted, 0 blocked\n"
         );
         assert!(to_text(&WhatIf::default()).starts_with("Nothing would change"));
+    }
+
+    #[tokio::test]
+    async fn b3_the_moves_of_a_plan_are_what_then_happens() {
+        let crates = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
+        let common = Common {
+            source: Source {
+                namespace: "default".into(),
+                from: vec![crates.join("src/command/plan/tests/cluster.json")],
+            },
+            output: Output::Text,
+        };
+        let choice = PolicyChoice {
+            policy: Some(crates.join("../../examples/rebalance.yaml")),
+            name: None,
+        };
+        let config = Config::load(&crate::config::Flags::default()).unwrap();
+        let simulation = rebalance(&choice, &common, &config, false).await.unwrap();
+        let Change::Evict { waves } = &simulation.change else {
+            panic!("{:?}", simulation.change);
+        };
+        assert_eq!(waves.iter().map(Vec::len).collect::<Vec<_>>(), [2, 1]);
+        let what = simulation.snapshot.what_if(&simulation.change).unwrap();
+        // As in the output of `knarr plan rebalance` (`plan/tests.rs`).
+        assert_eq!(
+            to_text(&what),
+            "POD               WHAT   FROM  TO  WHY\n\
+             shop/api-5c9-x7   moves  n5    n4\n\
+             shop/web-7d4b-m4  moves  n1    n4\n\
+             shop/web-7d4b-r8  moves  n2    n3\n\n\
+             3 placed, 0 preempted, 0 pending, 0 deleted, 0 blocked\n"
+        );
     }
 }

@@ -1,4 +1,4 @@
-//! `knarr why` and `knarr whatif` on a running cluster and on a dump of it, compared with what then happens.
+//! `knarr why`, `knarr whatif` and `knarr plan` on a running cluster and on a dump of it, compared with what then happens.
 
 use std::process::{Command, Stdio};
 
@@ -10,6 +10,10 @@ use crate::cluster::{Namespace, Scenario, has, same, text};
 pub const SCENARIOS: &[(&str, Scenario)] = &[
     ("b1_why_names_the_plugin_and_a_change_that_then_helps", why),
     ("b2_whatif_predicts_what_then_happens", whatif),
+    (
+        "b3_plan_rebalance_reads_the_running_cluster_and_a_dump_of_it",
+        plan,
+    ),
 ];
 
 fn knarr(ns: &Namespace, args: &[&str]) -> Result<String, Failed> {
@@ -112,4 +116,42 @@ fn whatif(ns: &Namespace) -> Outcome {
     let node = ns.run(&["get", "nodes", "-o", "jsonpath={.items[0].metadata.name}"])?;
     let drained = knarr(ns, &["whatif", "drain", &node])?;
     has(&drained, " pending, ")
+}
+
+/// For the pods of the scenario's namespace.
+const DUPLICATES: &str = r#"
+apiVersion: placement.knarr.io/v1alpha1
+kind: RebalancePolicy
+metadata: { name: duplicates }
+spec: { strategies: { duplicates: {} } }
+"#;
+
+/// On one node nothing can be moved.
+fn plan(ns: &Namespace) -> Outcome {
+    ns.apply(WEB)?;
+    ns.run(&["scale", "deployment/web", "--replicas=1"])?;
+    ns.eventually_run(
+        &["get", "pods", "-o", "jsonpath={.items[*].spec.nodeName}"],
+        |node| !node.is_empty(),
+    )?;
+    let dir = tempfile::tempdir()?;
+    let policy = dir.path().join("policy.yaml").display().to_string();
+    std::fs::write(&policy, DUPLICATES)?;
+    let args = ["plan", "rebalance", "--policy", &policy];
+    let live = knarr(ns, &args)?;
+    has(
+        &live,
+        &format!("Policy: RebalancePolicy {}/duplicates ({policy})", ns.name),
+    )?;
+    has(&live, "Nothing to move: no rule of the policy is violated.")?;
+    let dump = dir.path().join("dump.json").display().to_string();
+    std::fs::write(&dump, ns.run(&["get", DUMPED, "-A", "-o", "json"])?)?;
+    same(
+        &knarr(ns, &[&args[..], &["--from", dump.as_str()]].concat())?,
+        &live,
+    )?;
+    // Without --policy it is those of the cluster, or the built-in one.
+    let json: serde_json::Value = serde_json::from_str(&knarr(ns, &["plan", "rebalance", "-o", "json"])?)?;
+    let plans = json["plans"].as_array().map_or(0, Vec::len);
+    same(&(plans > 0).to_string(), "true")
 }

@@ -36,6 +36,7 @@ pub const SELECTION: ObjectSelection<'_> = ObjectSelection {
         (&registry::LEASE, NETWORK_NAMESPACE),
         (&registry::CONFIG_MAP, NETWORK_NAMESPACE),
     ],
+    documents: &[],
 };
 
 /// Settings that no object has.
