@@ -282,7 +282,7 @@ impl Api for InProcess {
             .await
     }
 
-    #[instrument(name = "request", level = "debug", skip_all, fields(verb = "update", resource = kind.plural(), namespace = object.metadata().namespace, name = object.metadata().name, user = self.user.name))]
+    #[instrument(name = "request", level = "debug", skip_all, fields(verb = "update", resource = kind.plural(), subresource = subresource, namespace = object.metadata().namespace, name = object.metadata().name, user = self.user.name))]
     async fn update(
         &self,
         kind: &Kind,
@@ -302,7 +302,7 @@ impl Api for InProcess {
             .object)
     }
 
-    #[instrument(name = "request", level = "debug", skip_all, fields(verb = "patch", resource = kind.plural(), namespace = namespace, name = name, user = self.user.name))]
+    #[instrument(name = "request", level = "debug", skip_all, fields(verb = "patch", resource = kind.plural(), subresource = subresource, namespace = namespace, name = name, user = self.user.name))]
     async fn patch(
         &self,
         kind: &Kind,
@@ -406,6 +406,7 @@ impl Api for InProcess {
             .await
     }
 
+    #[instrument(name = "request", level = "debug", skip_all, fields(verb = "create", resource = kind.plural(), subresource = subresource, namespace = namespace, name = name, user = self.user.name))]
     async fn create_subresource(
         &self,
         kind: &Kind,

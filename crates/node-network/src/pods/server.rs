@@ -18,6 +18,7 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{Semaphore, watch};
 use tokio::task::{JoinError, JoinSet};
 use tokio::time::{Instant, MissedTickBehavior};
+use tracing::{Instrument, Span, debug_span};
 
 use super::addresses::Addresses;
 use super::cni::protocol::{Code, Command, Failure, MAX_MESSAGE_BYTES, Reply, Request};
@@ -291,7 +292,10 @@ async fn answer(inner: Arc<Inner>, mut stream: UnixStream) {
         }
     }
     let reply = match serde_json::from_slice::<Request>(&text) {
-        Ok(request) => inner.handle(request).await,
+        Ok(request) => {
+            let span = command_span(&request);
+            inner.handle(request).instrument(span).await
+        }
         Err(error) => Reply::Failed(
             Failure::new(Code::Decode, "the agent cannot decode the request of the plugin").because(&error),
         ),
@@ -303,6 +307,19 @@ async fn answer(inner: Arc<Inner>, mut stream: UnixStream) {
     if !matches!(sent, Ok(Ok(()))) {
         tracing::warn!("a plugin does not take its answer");
     }
+}
+
+/// The span of a command, for logs and traces.
+fn command_span(request: &Request) -> Span {
+    let of = request.attachment.as_ref();
+    let pod = of.and_then(|of| of.pod.as_ref());
+    debug_span!(
+        "cni",
+        command = ?request.command,
+        sandbox = of.map(|of| of.sandbox.as_str()),
+        namespace = pod.map(|pod| &*pod.namespace),
+        pod = pod.map(|pod| &*pod.name),
+    )
 }
 
 impl Inner {

@@ -158,6 +158,7 @@ impl Launcher {
         }
     }
 
+    #[instrument(level = "debug", skip_all, fields(namespace = pod.metadata.namespace, pod = pod.metadata.name, uid = pod.metadata.uid, container = name))]
     pub async fn create_container(
         &self,
         pod: &core::Pod,

@@ -1,6 +1,7 @@
 //! [`Runtime`] over CRI v1 (containerd 1.6 and later), on a local socket.
 //!
-//! The connection is made when it is first needed, and made again when it broke. Every call has a time limit.
+//! The connection is made when it is first needed, and made again when it broke. Every call has a time limit. The calls that make, start,
+//! stop and remove are spans with CRI's names.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -16,6 +17,7 @@ use knarr_api::k8s_openapi;
 use knarr_kubelet::ids::{ContainerId, SandboxId};
 use knarr_kubelet::runtime::{Container, ContainerState, Exit, PodRef, Sandbox};
 use tonic::transport::{Channel, Endpoint};
+use tracing::instrument;
 
 use super::events::RecentExits;
 use super::grpc::runtime_error;
@@ -252,6 +254,7 @@ impl Runtime for Cri {
         })
     }
 
+    #[instrument(name = "RunPodSandbox", level = "debug", skip_all)]
     async fn run_sandbox(&self, config: &PodSandboxConfig, handler: &str) -> Result<SandboxId> {
         let request = v1::RunPodSandboxRequest {
             config: Some(config.clone()),
@@ -261,6 +264,7 @@ impl Runtime for Cri {
         Ok(response.pod_sandbox_id.into())
     }
 
+    #[instrument(name = "StopPodSandbox", level = "debug", skip_all)]
     async fn stop_sandbox(&self, id: &SandboxId) -> Result<()> {
         let request = v1::StopPodSandboxRequest {
             pod_sandbox_id: id.into(),
@@ -272,6 +276,7 @@ impl Runtime for Cri {
         )
     }
 
+    #[instrument(name = "RemovePodSandbox", level = "debug", skip_all)]
     async fn remove_sandbox(&self, id: &SandboxId) -> Result<()> {
         let request = v1::RemovePodSandboxRequest {
             pod_sandbox_id: id.into(),
@@ -342,6 +347,7 @@ impl Runtime for Cri {
         })
     }
 
+    #[instrument(name = "CreateContainer", level = "debug", skip_all)]
     async fn create_container(
         &self,
         sandbox_id: &SandboxId,
@@ -357,6 +363,7 @@ impl Runtime for Cri {
         Ok(response.container_id.into())
     }
 
+    #[instrument(name = "StartContainer", level = "debug", skip_all)]
     async fn start_container(&self, id: &ContainerId) -> Result<()> {
         let request = v1::StartContainerRequest {
             container_id: id.into(),
@@ -366,6 +373,7 @@ impl Runtime for Cri {
             .map(drop)
     }
 
+    #[instrument(name = "StopContainer", level = "debug", skip_all)]
     async fn stop_container(&self, id: &ContainerId, grace: Duration) -> Result<()> {
         let request = v1::StopContainerRequest {
             container_id: id.into(),
@@ -381,6 +389,7 @@ impl Runtime for Cri {
         )
     }
 
+    #[instrument(name = "RemoveContainer", level = "debug", skip_all)]
     async fn remove_container(&self, id: &ContainerId) -> Result<()> {
         let request = v1::RemoveContainerRequest {
             container_id: id.into(),

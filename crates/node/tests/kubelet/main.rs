@@ -19,6 +19,7 @@ mod plugin;
 mod preemption;
 mod registration;
 mod shutdown;
+mod spans;
 mod static_pods;
 
 #[path = "../support/dra_driver.rs"]

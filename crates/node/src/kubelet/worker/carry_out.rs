@@ -5,7 +5,7 @@ use std::time::Duration;
 use knarr_client::events::EventType;
 use knarr_kubelet::ids::ContainerId;
 use knarr_kubelet::pod::{Action, ActionError, Event, Hook, find_spec};
-use tracing::{Instrument, debug, warn};
+use tracing::{Instrument, debug, debug_span, warn};
 
 use super::PodWorker;
 use crate::kubelet::inbox::Msg;
@@ -15,6 +15,18 @@ use crate::kubelet::status::{Origin, Write};
 use crate::kubelet::{pull, resources};
 use crate::probe::{self, Target};
 use crate::volumes::VolumeError;
+
+/// The span of an action of this pod.
+macro_rules! action_span {
+    ($name:literal, $pod:expr) => {
+        debug_span!(
+            $name,
+            namespace = $pod.metadata.namespace,
+            pod = $pod.metadata.name,
+            uid = $pod.metadata.uid
+        )
+    };
+}
 
 impl PodWorker {
     pub(super) fn carry_out(&mut self, action: Action) {
@@ -26,11 +38,13 @@ impl PodWorker {
             }
             Action::WriteTerminationHistory(text) => self.write(Write::TerminationHistory(text)),
             Action::AwaitEndpoints => {
-                tokio::spawn(async move {
+                let span = action_span!("await_endpoints", pod);
+                let work = async move {
                     if context.endpoints.dropped(&pod).await {
                         inbox.event(Event::EndpointsDropped);
                     }
-                });
+                };
+                tokio::spawn(work.instrument(span));
             }
             Action::FinalDelete => self.write(Write::FinalDelete),
             Action::SetTimer(at) => self.timer = Some(at),
@@ -43,7 +57,8 @@ impl PodWorker {
             } => self.record(container, warning, &reason, message),
             Action::SetUpVolumes => {
                 let values = self.values();
-                tokio::spawn(async move {
+                let span = action_span!("set_up_volumes", pod);
+                let work = async move {
                     let event = match context.volumes.setup(&pod, &values).await {
                         Ok(()) => Event::VolumesReady,
                         Err(error) => Event::VolumesFailed {
@@ -53,10 +68,12 @@ impl PodWorker {
                         },
                     };
                     inbox.event(event);
-                });
+                };
+                tokio::spawn(work.instrument(span));
             }
             Action::TearDownVolumes => {
-                tokio::spawn(async move {
+                let span = action_span!("tear_down_volumes", pod);
+                let work = async move {
                     let uid = pod.metadata.uid.clone().unwrap_or_default();
                     // Before the pod counts as terminated, others may not use its claims and volumes.
                     retry_until_done("unprepare a pod's claims", || {
@@ -65,7 +82,8 @@ impl PodWorker {
                     .await;
                     retry_until_done("free a pod's volumes", || context.volumes.teardown(&uid)).await;
                     inbox.event(Event::VolumesTornDown);
-                });
+                };
+                tokio::spawn(work.instrument(span));
             }
             Action::CreateSandbox { attempt } => {
                 self.sandbox_attempt = attempt;
@@ -92,37 +110,45 @@ impl PodWorker {
                 tokio::spawn(work.in_current_span());
             }
             Action::StopSandbox { id } => {
-                tokio::spawn(async move {
+                let span = action_span!("stop_sandbox", pod);
+                let work = async move {
                     retry_until_done("stop a sandbox", || context.runtime.stop_sandbox(&id)).await;
                     inbox.event(Event::SandboxStopped { id });
-                });
+                };
+                tokio::spawn(work.instrument(span));
             }
             Action::RemoveSandbox { id } => {
                 let group = resources::group(&pod);
-                tokio::spawn(async move {
+                let span = action_span!("remove_sandbox", pod);
+                let work = async move {
                     retry_until_done("remove a sandbox", || context.runtime.remove_sandbox(&id)).await;
                     context.cgroups.remove(&group).await;
                     context.runtime.remove_owner(&id);
                     inbox.event(Event::SandboxRemoved { id });
-                });
+                };
+                tokio::spawn(work.instrument(span));
             }
             Action::InspectImage { container, image } => {
-                tokio::spawn(async move {
+                let span = action_span!("inspect_image", pod);
+                let work = async move {
                     let name = knarr_kubelet::image::normalize(&image).unwrap_or(image);
                     let present = match context.runtime.image(&name).await {
                         Ok(found) => Ok(found.is_some()),
                         Err(error) => Err(ActionError::new(error)),
                     };
                     inbox.event(Event::ImageInspected { container, present });
-                });
+                };
+                tokio::spawn(work.instrument(span));
             }
             Action::PullImage { container, image } => {
                 let config = self.sandbox_config();
-                tokio::spawn(async move {
+                let span = action_span!("pull_image", pod);
+                let work = async move {
                     let result = pull::pull((&*context.api, &context.runtime), &pod, &image, &config).await;
                     let result = result.map_err(ActionError::new);
                     inbox.event(Event::ImagePulled { container, result });
-                });
+                };
+                tokio::spawn(work.instrument(span));
             }
             Action::CreateContainer {
                 container,
@@ -132,7 +158,7 @@ impl PodWorker {
                 let config = self.sandbox_config();
                 let values = self.values();
                 let pod = self.machine.allocated();
-                tokio::spawn(async move {
+                let work = async move {
                     let made = context
                         .launcher
                         .create_container(&pod, &container, attempt, &sandbox, &config, &values);
@@ -148,7 +174,8 @@ impl PodWorker {
                         },
                     };
                     inbox.event(event);
-                });
+                };
+                tokio::spawn(work.in_current_span());
             }
             Action::StartContainer { container, id } => {
                 let work = async move {
@@ -159,7 +186,8 @@ impl PodWorker {
             }
             Action::StopContainer { id, grace_seconds } => {
                 let grace = Duration::from_secs(u64::try_from(grace_seconds).unwrap_or(0));
-                tokio::spawn(async move {
+                let span = action_span!("stop_container", pod);
+                let work = async move {
                     match context.runtime.stop_container(&id, grace).await {
                         Ok(()) => {
                             inbox.send(Msg::CheckExit { id });
@@ -170,7 +198,8 @@ impl PodWorker {
                             inbox.event(Event::StopFailed { id, message });
                         }
                     }
-                });
+                };
+                tokio::spawn(work.instrument(span));
             }
             Action::AdmitResize => {
                 let answer = context.admission.admit_resize(&pod);
@@ -185,13 +214,15 @@ impl PodWorker {
                 });
             }
             Action::RemoveContainer { id } => {
-                tokio::spawn(async move {
+                let span = action_span!("remove_container", pod);
+                let work = async move {
                     let log_dir = &context.config.log_dir;
                     let remove = || remove_container(&**context.runtime, log_dir, &id);
                     retry_until_done("remove a container", remove).await;
                     context.runtime.remove_owner(&id);
                     inbox.event(Event::ContainerRemoved { id });
-                });
+                };
+                tokio::spawn(work.instrument(span));
             }
             Action::RunHook { container, id, hook } => self.hook(container, id, hook),
             Action::CancelHook { id, hook } => {
