@@ -10,8 +10,10 @@ use kube::api::{Api, DeleteParams, ListParams, PostParams, WatchEvent, WatchPara
 use serde_json::json;
 use tokio::time::Instant;
 
-use crate::process::{Knarr, LIMIT, Result, kube_client};
-use crate::report::{Report, Target, percentile};
+use crate::calibration::Basis;
+use crate::process::{Knarr, LIMIT, Result, Setup, kube_client};
+use crate::report::{Report, Target};
+use crate::stats::percentile;
 
 /// Single pods created and deleted one after the other.
 const SINGLES: usize = 20;
@@ -21,7 +23,7 @@ const MANY: usize = 30;
 const IDLE: Duration = Duration::from_secs(20);
 
 /// Until the API is ready; then until the node is. In ms.
-async fn ready(cluster: &mut Knarr, since: Instant) -> Result<(f64, f64)> {
+pub async fn ready(cluster: &mut Knarr, since: Instant) -> Result<(f64, f64)> {
     let begun = Timestamp::now();
     let client = cluster.ready(since).await?;
     let api_ready = ms(since);
@@ -54,7 +56,7 @@ fn ms(since: Instant) -> f64 {
 }
 
 /// Serves until TERM, and ends at once on it.
-fn pod(name: &str) -> Result<Pod> {
+pub fn pod(name: &str) -> Result<Pod> {
     Ok(serde_json::from_value(json!({
         "metadata": { "name": name, "labels": { "bench": "pods" } },
         "spec": {
@@ -122,20 +124,20 @@ async fn cycle(pods: &Api<Pod>, names: &[String]) -> Result<(Vec<f64>, Vec<f64>)
 }
 
 /// Process start to API and node ready.
-pub async fn start() -> Result<Vec<Report>> {
+pub async fn start(setup: &Setup) -> Result<Vec<Report>> {
     let mut report = Report::new(
         "start",
         "process start to /readyz ok and to node Ready, embedded store; first start makes the CA, later ones (p50 of 5, after kill -9) find everything in place",
     );
     let begin = Instant::now();
-    let mut cluster = Knarr::start("up")?;
+    let mut cluster = Knarr::start_with("up", setup)?;
     let (api, node) = ready(&mut cluster, begin).await?;
     report
-        .record("first start to API ready", api, "ms")
+        .record("first start to API ready", api, "ms", Basis::Cpu)
         .target(Target::AtMost(300.0))
         .kubernetes(2400.0);
     report
-        .record("first start to node Ready", node, "ms")
+        .record("first start to node Ready", node, "ms", Basis::Cpu)
         .target(Target::AtMost(1500.0));
     let (mut apis, mut nodes) = (Vec::new(), Vec::new());
     for _ in 0..5 {
@@ -148,21 +150,27 @@ pub async fn start() -> Result<Vec<Report>> {
         nodes.push(node);
     }
     report
-        .record("later start to API ready, p50", percentile(&mut apis, 50.0), "ms")
+        .record(
+            "later start to API ready, p50",
+            percentile(&mut apis, 50.0),
+            "ms",
+            Basis::Cpu,
+        )
         .target(Target::AtMost(300.0));
     report
         .record(
             "later start to node Ready, p50",
             percentile(&mut nodes, 50.0),
             "ms",
+            Basis::Cpu,
         )
         .target(Target::AtMost(1500.0));
     Ok(vec![report])
 }
 
 /// Pods on one node: singly, thirty at once, and what knarr itself costs.
-pub async fn pods() -> Result<Vec<Report>> {
-    let mut cluster = Knarr::start("up")?;
+pub async fn pods(setup: &Setup) -> Result<Vec<Report>> {
+    let mut cluster = Knarr::start_with("up", setup)?;
     cluster.ready(Instant::now()).await?;
     let pods: Api<Pod> = Api::namespaced(kube_client(&cluster.kubeconfig()).await?, "default");
 
@@ -176,9 +184,9 @@ pub async fn pods() -> Result<Vec<Report>> {
     let before = (cluster.cpu_seconds()?, Instant::now());
     tokio::time::sleep(IDLE).await;
     let idle = (cluster.cpu_seconds()? - before.0) / before.1.elapsed().as_secs_f64() * 100.0;
-    cost.record("idle CPU of a core", idle, "%")
+    cost.record("idle CPU of a core", idle, "%", Basis::Cpu)
         .target(Target::AtMost(1.0));
-    cost.record("memory idle", cluster.memory_mb()?, "MB")
+    cost.record("memory idle", cluster.memory_mb()?, "MB", Basis::None)
         .target(Target::AtMost(60.0))
         .kubernetes(576.0);
 
@@ -195,15 +203,35 @@ pub async fn pods() -> Result<Vec<Report>> {
         downs.extend(down);
     }
     single
-        .record("create to Running, p50", percentile(&mut ups, 50.0), "ms")
+        .record(
+            "create to Running, p50",
+            percentile(&mut ups, 50.0),
+            "ms",
+            Basis::RuncRun,
+        )
         .target(Target::AtMost(200.0))
         .kubernetes(220.0);
-    single.record("create to Running, p99", percentile(&mut ups, 99.0), "ms");
+    single.record(
+        "create to Running, p99",
+        percentile(&mut ups, 99.0),
+        "ms",
+        Basis::RuncRun,
+    );
     single
-        .record("delete to deleted, p50", percentile(&mut downs, 50.0), "ms")
+        .record(
+            "delete to deleted, p50",
+            percentile(&mut downs, 50.0),
+            "ms",
+            Basis::RuncRun,
+        )
         .target(Target::AtMost(200.0))
         .kubernetes(780.0);
-    single.record("delete to deleted, p99", percentile(&mut downs, 99.0), "ms");
+    single.record(
+        "delete to deleted, p99",
+        percentile(&mut downs, 99.0),
+        "ms",
+        Basis::RuncRun,
+    );
 
     let mut many = Report::new(
         "pods",
@@ -211,17 +239,22 @@ pub async fn pods() -> Result<Vec<Report>> {
     );
     let names: Vec<String> = (0..MANY).map(|i| format!("many-{i}")).collect();
     let (mut up, mut down) = cycle(&pods, &names).await?;
-    many.record("all Running", percentile(&mut up, 100.0), "ms")
+    many.record("all Running", percentile(&mut up, 100.0), "ms", Basis::RuncRun)
         .target(Target::AtMost(3500.0))
         .kubernetes(4300.0);
-    many.record("all deleted", percentile(&mut down, 100.0), "ms")
+    many.record("all deleted", percentile(&mut down, 100.0), "ms", Basis::RuncRun)
         .target(Target::AtMost(2000.0))
         .kubernetes(3700.0);
 
     let kept: Vec<String> = (0..MANY).map(|i| format!("kept-{i}")).collect();
     keep(&pods, &kept).await?;
-    cost.record(format!("memory with {MANY} pods"), cluster.memory_mb()?, "MB")
-        .target(Target::AtMost(80.0));
+    cost.record(
+        format!("memory with {MANY} pods"),
+        cluster.memory_mb()?,
+        "MB",
+        Basis::None,
+    )
+    .target(Target::AtMost(80.0));
     Ok(vec![single, many, cost])
 }
 

@@ -1,23 +1,39 @@
 //! `./dev bench`: measures knarr on this host, and compares with Kubernetes v1.36.2 on a similar one.
 
 mod api;
+mod calibration;
 mod cluster;
+mod compare;
+mod container_runtime;
 mod controllers;
 mod network;
 mod node;
+mod pod_trace;
 mod process;
+mod progress;
 mod report;
+mod results;
 mod scheduler;
+mod stats;
 mod store;
+mod table;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Parser, ValueEnum};
 
+use calibration::{Basis, Calibration};
+use container_runtime::ContainerRuntime;
+use process::Setup;
+use progress::Progress;
 use report::{Report, Target};
+use results::Results;
 
 /// Measures knarr and prints a table, with the workload of each measurement.
+///
+/// Each round begins with a calibration of the host (a few seconds), and each measurement is also printed in units of the part of it
+/// that it depends on most, so that two days and two machines can be compared.
 #[derive(Parser)]
 #[command(name = "./dev bench")]
 struct Cli {
@@ -27,6 +43,19 @@ struct Cli {
     /// Write the measurements to this file, too.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
+    /// Measure so many times; with --trace, so many pods [default: 1; 5 with --compare or --json, the fewest with which an
+    /// unchanged measurement is marked in fewer than 1 of 100 comparisons; 20 pods].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1000))]
+    repeat: Option<u16>,
+    /// Compare with what `--json` wrote, and mark what changed by more than noise: all values of one side are greater than all of
+    /// the other, in units of the calibration.
+    #[arg(long, value_name = "OLD.json")]
+    compare: Option<PathBuf>,
+    /// With `pods`: the steps of a pod's start and end and how long each takes, one pod at a time.
+    #[arg(long, conflicts_with_all = ["compare", "only"])]
+    trace: bool,
+    #[command(flatten)]
+    containers: ContainerRuntime,
     /// Run only this part of the API server's benchmark (small, pods, watches, leases), or only the scheduler's workloads
     /// whose title contains TEXT; the workload `large` runs only when it is named.
     #[arg(long, value_name = "TEXT")]
@@ -82,49 +111,105 @@ async fn run(cli: Cli) -> Result<(), Box<dyn std::error::Error>> {
         println!("{}", serde_json::to_string(&found)?);
         return Ok(());
     }
+    if cli.trace {
+        return trace(cli).await;
+    }
+    // Before anything is measured: a file that cannot be compared with is known at once.
+    let old = cli.compare.as_deref().map(results::read).transpose()?;
+    let is_compared = old.is_some() || cli.json.is_some();
+    let rounds = match cli.repeat {
+        Some(rounds) => usize::from(rounds),
+        None if is_compared => compare::ROUNDS,
+        None => 1,
+    };
+    let mut results = Results::new(cli.containers.clone());
+    for round in 1..=rounds {
+        if rounds > 1 {
+            eprintln!("round {round} of {rounds}");
+        }
+        let calibration = calibrate().await?;
+        results.add(calibration, measure(&cli).await?);
+    }
+    if let Some(path) = &cli.json {
+        results::write(path, &results)?;
+    }
+    print!("{}", results::table(&results));
+    if let Some(old) = &old {
+        print!("{}", compare::table(old, &results));
+    }
+    Ok(())
+}
+
+/// What the host can do now. Its disk is that of the build's output, where the benchmarks' stores are.
+async fn calibrate() -> Result<Calibration, Box<dyn std::error::Error>> {
+    let _progress = Progress::start("calibrating (a few seconds)");
+    let directory = std::env::current_exe()?.with_file_name("");
+    let measured =
+        tokio::task::spawn_blocking(move || calibration::measure(&calibration::Sizes::default(), &directory));
+    Ok(measured.await??)
+}
+
+/// `pods --trace`.
+async fn trace(cli: Cli) -> Result<(), Box<dyn std::error::Error>> {
+    if cli.name != Some(Name::Pods) {
+        return Err("--trace: expected `pods` as the benchmark's name".into());
+    }
+    let calibration = calibrate().await?;
+    let pods = cli.repeat.map_or(pod_trace::PODS, usize::from);
+    let document = pod_trace::run(pods, cli.containers, calibration).await?;
+    if let Some(path) = &cli.json {
+        std::fs::write(path, serde_json::to_vec_pretty(&document)?)
+            .map_err(|e| format!("{}: {e}", path.display()))?;
+    }
+    print!("{}", pod_trace::table(&document));
+    Ok(())
+}
+
+/// One round of what is selected.
+async fn measure(cli: &Cli) -> Result<Vec<Report>, Box<dyn std::error::Error>> {
     let selected = |name| cli.name.is_none_or(|only| only == name);
+    let setup = Setup {
+        containers: cli.containers.clone(),
+        ..Setup::default()
+    };
     let mut reports: Vec<Report> = Vec::new();
     if selected(Name::Store) {
-        eprintln!("measuring the store …");
+        let _progress = Progress::start("measuring the store");
         reports.push(store_report().await?);
     }
     if selected(Name::Start) {
-        eprintln!("measuring starts …");
-        reports.extend(cluster::start().await?);
+        let _progress = Progress::start("measuring starts");
+        reports.extend(cluster::start(&setup).await?);
     }
     if selected(Name::Pods) {
-        eprintln!("measuring pods …");
-        if !only_node(&cli) {
-            reports.extend(cluster::pods().await?);
+        if !only_node(cli) {
+            let _progress = Progress::start("measuring pods");
+            reports.extend(cluster::pods(&setup).await?);
         }
-        eprintln!("measuring a full node (about two minutes) …");
-        reports.push(node::full().await?);
+        let _progress = Progress::start("measuring a full node (about two minutes)");
+        reports.push(node::full(&setup).await?);
     }
     let only = cli.only.as_deref().unwrap_or("");
     if selected(Name::Api) {
-        eprintln!("measuring the API server (about a minute) …");
+        let _progress = Progress::start("measuring the API server (about a minute)");
         reports.extend(api::all(only).await?);
     }
     if selected(Name::Controllers) {
-        eprintln!("measuring the controllers (about two minutes) …");
+        let _progress = Progress::start("measuring the controllers (about two minutes)");
         reports.extend(controllers::all().await?);
     }
     if selected(Name::Scheduler) {
-        eprintln!("measuring the scheduler through the API …");
+        let progress = Progress::start("measuring the scheduler through the API");
         reports.extend(scheduler_reports(only)?);
-        eprintln!("measuring the scheduler's core …");
+        drop(progress);
+        let _progress = Progress::start("measuring the scheduler's core");
         reports.push(core_report(only)?);
     }
     if selected(Name::Network) {
-        eprintln!("measuring the service proxy (some minutes) …");
+        let _progress = Progress::start("measuring the service proxy (some minutes)");
         reports.extend(network::all(only).await?);
     }
-    if let Some(path) = &cli.json {
-        std::fs::write(path, serde_json::to_vec_pretty(&reports)?)
-            .map_err(|e| format!("{}: {e}", path.display()))?;
-    }
-    print!("{}", report::table(&reports));
-    Ok(())
+    Ok(reports)
 }
 
 fn only_node(cli: &Cli) -> bool {
@@ -148,18 +233,33 @@ fn scheduler_reports(only: &str) -> Result<Vec<Report>, Box<dyn std::error::Erro
         let found: scheduler::cluster::Found = serde_json::from_slice(&out.stdout)?;
         let what = "API, embedded store with fsync, scheduler and load generator in one process";
         let mut report = Report::new("scheduler", format!("{}; {what}", workload.title()));
-        let pods = report.record("pods bound", found.pods_per_second, "/s");
+        let pods = report.record("pods bound", found.pods_per_second, "/s", Basis::TwoCpus);
         if let Some(target) = workload.target {
             pods.target(Target::AtLeast(target));
         }
         if let Some(kubernetes) = workload.kubernetes {
             pods.kubernetes(kubernetes);
-            report.record("times kube-scheduler", found.pods_per_second / kubernetes, "x");
+            report.record(
+                "times kube-scheduler",
+                found.pods_per_second / kubernetes,
+                "x",
+                Basis::None,
+            );
         }
-        report.record("pods bound in the worst second", found.worst_second, "/s");
-        report.record("one attempt with its binding, p99", found.p99_attempt_ms, "ms");
-        report.record("CPU time of all for one pod", found.cpu_micros, "µs");
-        report.record("memory in the end", found.memory_mb, "MB");
+        report.record(
+            "pods bound in the worst second",
+            found.worst_second,
+            "/s",
+            Basis::TwoCpus,
+        );
+        report.record(
+            "one attempt with its binding, p99",
+            found.p99_attempt_ms,
+            "ms",
+            Basis::Fdatasync,
+        );
+        report.record("CPU time of all for one pod", found.cpu_micros, "µs", Basis::Cpu);
+        report.record("memory in the end", found.memory_mb, "MB", Basis::None);
         reports.push(report);
     }
     Ok(reports)
@@ -173,7 +273,7 @@ fn core_report(only: &str) -> Result<Report, Box<dyn std::error::Error>> {
     );
     let mut measure = |workload: &scheduler::Workload| -> Result<(), Box<dyn std::error::Error>> {
         let found = scheduler::core::run(workload, &|| start.elapsed().as_secs_f64())?;
-        let record = report.record(workload.title(), found.per_second(), "/s");
+        let record = report.record(workload.title(), found.per_second(), "/s", Basis::Cpu);
         if let Some(target) = workload.target {
             record.target(Target::AtLeast(target));
         }
@@ -191,7 +291,7 @@ fn core_report(only: &str) -> Result<Report, Box<dyn std::error::Error>> {
         measure(&large)?;
         let memory = process::own_peak_memory_mb()?;
         report
-            .record("memory at most", memory, "MB")
+            .record("memory at most", memory, "MB", Basis::None)
             .target(Target::AtMost(12.0 * 1024.0));
     }
     Ok(report)
@@ -213,14 +313,24 @@ async fn store_report() -> Result<Report, Box<dyn std::error::Error>> {
     let found = store::run(options).await?;
     let mut report = Report::new("store", workload);
     report
-        .record("durable writes", found.writes_per_second, "/s")
+        .record("durable writes", found.writes_per_second, "/s", Basis::Fdatasync)
         .target(Target::AtLeast(20_000.0));
-    report.record("one write, p50", found.p50_micros as f64 / 1000.0, "ms");
-    report.record("one write, p99", found.p99_micros as f64 / 1000.0, "ms");
+    report.record(
+        "one write, p50",
+        found.p50_micros as f64 / 1000.0,
+        "ms",
+        Basis::Fdatasync,
+    );
+    report.record(
+        "one write, p99",
+        found.p99_micros as f64 / 1000.0,
+        "ms",
+        Basis::Fdatasync,
+    );
     if let Some(open) = found.open {
-        report.record("filling", open.fill_seconds, "s");
-        report.record("opening", open.open_seconds, "s");
-        report.record("reading all", open.list_seconds, "s");
+        report.record("filling", open.fill_seconds, "s", Basis::Fdatasync);
+        report.record("opening", open.open_seconds, "s", Basis::Cpu);
+        report.record("reading all", open.list_seconds, "s", Basis::Cpu);
     }
     Ok(report)
 }

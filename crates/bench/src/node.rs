@@ -16,8 +16,10 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::Instant;
 
-use crate::process::{Knarr, LIMIT, Result, kube_client};
-use crate::report::{Report, Target, percentile};
+use crate::calibration::Basis;
+use crate::process::{Knarr, LIMIT, Result, Setup, kube_client};
+use crate::report::{Report, Target};
+use crate::stats::percentile;
 
 /// As many as a node takes.
 const PODS: usize = 110;
@@ -125,10 +127,10 @@ async fn term(pods: &Api<Pod>, name: &str, directory: &std::path::Path) -> Resul
     Ok(took * 1000.0)
 }
 
-pub async fn full() -> Result<Report> {
+pub async fn full(setup: &Setup) -> Result<Report> {
     let mut server = Knarr::start("server")?;
     let client = server.ready(Instant::now()).await?;
-    let mut agent = Knarr::agent(&server)?;
+    let mut agent = Knarr::agent(&server, setup)?;
     let nodes: Api<Node> = Api::all(client);
     let pods: Api<Pod> = Api::namespaced(kube_client(&server.kubeconfig()).await?, "default");
     let begin = Instant::now();
@@ -196,12 +198,14 @@ pub async fn full() -> Result<Report> {
         "DELETE to TERM in the process, p50",
         percentile(&mut terms, 50.0),
         "ms",
+        Basis::Cpu,
     );
     report
         .record(
             "DELETE to TERM in the process, p99",
             percentile(&mut terms, 99.0),
             "ms",
+            Basis::Cpu,
         )
         .target(Target::AtMost(100.0));
     report
@@ -209,18 +213,20 @@ pub async fn full() -> Result<Report> {
             "a probe's period is off by, p99",
             percentile(&mut off, 99.0),
             "ms",
+            Basis::None,
         )
         .target(Target::AtMost(100.0));
     report.record(
         "a probe's period is off by, most",
         percentile(&mut off, 100.0),
         "ms",
+        Basis::None,
     );
     report
-        .record(format!("CPU with {PODS} pods, of a core"), busy, "%")
+        .record(format!("CPU with {PODS} pods, of a core"), busy, "%", Basis::Cpu)
         .target(Target::AtMost(5.0));
     report
-        .record(format!("memory with {PODS} pods"), memory, "MB")
+        .record(format!("memory with {PODS} pods"), memory, "MB", Basis::None)
         .target(Target::AtMost(60.0))
         .kubernetes(85.0);
     drop(agent);

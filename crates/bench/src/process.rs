@@ -1,5 +1,6 @@
 //! A separate knarr for a benchmark: the release build next to this program, stopped by process id.
 
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
@@ -8,10 +9,23 @@ use kube::config::{KubeConfigOptions, Kubeconfig};
 use tokio::net::TcpStream;
 use tokio::time::Instant;
 
+use crate::container_runtime::ContainerRuntime;
+
 /// How long each step may take before a benchmark fails.
 pub const LIMIT: Duration = Duration::from_secs(120);
 
 pub type Result<T, E = Box<dyn std::error::Error>> = std::result::Result<T, E>;
+
+/// How often spans are exported, in milliseconds: a traced pod waits for its last ones. The exporter's own default is 5 s.
+const EXPORT_PERIOD_MILLIS: &str = "100";
+
+/// What a benchmark's knarr is started with.
+#[derive(Clone, Debug, Default)]
+pub struct Setup {
+    pub containers: ContainerRuntime,
+    /// All spans are exported to this OpenTelemetry collector.
+    pub collector: Option<SocketAddr>,
+}
 
 /// A running knarr in a temporary directory.
 pub struct Knarr {
@@ -26,17 +40,23 @@ pub struct Knarr {
 impl Knarr {
     /// `role` is `up` (with a node) or `server`.
     pub fn start(role: &str) -> Result<Knarr> {
-        Self::start_as(vec![role.to_string()])
+        Self::start_with(role, &Setup::default())
+    }
+
+    /// The same with more settings.
+    pub fn start_with(role: &str, setup: &Setup) -> Result<Knarr> {
+        Self::start_as(vec![role.to_string()], setup)
     }
 
     /// A node in a process of its own, which joins that server's cluster.
-    pub fn agent(server: &Knarr) -> Result<Knarr> {
+    pub fn agent(server: &Knarr, setup: &Setup) -> Result<Knarr> {
         let kubeconfig = server.kubeconfig().display().to_string();
-        Self::start_as(vec!["agent".into(), "--bootstrap-kubeconfig".into(), kubeconfig])
+        let role = vec!["agent".into(), "--bootstrap-kubeconfig".into(), kubeconfig];
+        Self::start_as(role, setup)
     }
 
     /// `role`: the subcommand, and what only it takes.
-    fn start_as(role: Vec<String>) -> Result<Knarr> {
+    fn start_as(mut role: Vec<String>, setup: &Setup) -> Result<Knarr> {
         let knarr = std::env::current_exe()?.with_file_name("knarr");
         let dir = tempfile::Builder::new()
             .prefix("knarr-bench-")
@@ -47,6 +67,12 @@ impl Knarr {
             path("kubelet.yaml"),
             "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nevictionHard: {}\n",
         )?;
+        role.extend(setup.containers.flags());
+        if let Some(collector) = setup.collector {
+            let file = path("tracing.yaml");
+            std::fs::write(&file, tracing_configuration(collector))?;
+            role.extend(["--tracing-config-file".into(), file]);
+        }
         let args = [
             "--data-dir",
             &path("d"),
@@ -72,6 +98,7 @@ impl Knarr {
         let child = Command::new(&knarr)
             .args(&role)
             .args(&args)
+            .env("OTEL_BSP_SCHEDULE_DELAY", EXPORT_PERIOD_MILLIS)
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(log)
@@ -89,6 +116,11 @@ impl Knarr {
     /// A directory of this run's own.
     pub fn directory(&self) -> &Path {
         self.dir.path()
+    }
+
+    /// The socket of its containerd.
+    pub fn containerd(&self) -> PathBuf {
+        self.dir.path().join("d/run/containerd.sock")
     }
 
     pub fn kubeconfig(&self) -> PathBuf {
@@ -239,6 +271,13 @@ pub async fn kube_client(kubeconfig: &Path) -> Result<kube::Client> {
     )
     .await?;
     Ok(kube::Client::try_from(config)?)
+}
+
+/// Every trace is exported.
+fn tracing_configuration(collector: SocketAddr) -> String {
+    format!(
+        "apiVersion: apiserver.config.k8s.io/v1\nkind: TracingConfiguration\nendpoint: {collector}\nsamplingRatePerMillion: 1000000\n"
+    )
 }
 
 /// Held both at once, or the second could be the first again.

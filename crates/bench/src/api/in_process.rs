@@ -8,6 +8,7 @@ use tokio::time::Instant;
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use knarr_api::{k8s_openapi, registry};
 
+use crate::calibration::Basis;
 use crate::process::Result;
 use crate::report::{Report, Target};
 use crate::scheduler::cluster;
@@ -58,6 +59,7 @@ pub async fn leases() -> Result<Report> {
             "Lease renewals",
             renewed as f64 / begin.elapsed().as_secs_f64(),
             "/s",
+            Basis::TwoCpus,
         )
         .target(Target::AtLeast(100_000.0));
     Ok(report)

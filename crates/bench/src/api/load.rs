@@ -22,7 +22,7 @@ use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
 use crate::process::{LIMIT, Result};
-use crate::report::percentile;
+use crate::stats::percentile;
 
 /// The target and the user of the load.
 #[derive(Clone)]

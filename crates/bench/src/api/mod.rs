@@ -13,6 +13,7 @@ use http::Method;
 use serde_json::json;
 
 use self::load::{Connection, Server, Until, run};
+use crate::calibration::Basis;
 use crate::process::{Knarr, LIMIT, Result};
 use crate::report::{Report, Target};
 
@@ -129,10 +130,12 @@ async fn small() -> Result<Report> {
     })
     .await?;
     report
-        .record("GET", got.per_second, "/s")
+        .record("GET", got.per_second, "/s", Basis::TwoCpus)
         .target(Target::AtLeast(30_000.0))
         .kubernetes(3_121.0);
-    report.record("GET, p99", got.p99_ms, "ms").kubernetes(67.0);
+    report
+        .record("GET, p99", got.p99_ms, "ms", Basis::TwoCpus)
+        .kubernetes(67.0);
 
     let leases = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases";
     let mut loads = Vec::new();
@@ -162,6 +165,7 @@ async fn small() -> Result<Report> {
             "Lease renewals",
             done.iter().map(|(l, _)| l.per_second).sum(),
             "/s",
+            Basis::TwoCpus,
         )
         .target(Target::AtLeast(10_000.0));
     Ok(report)
@@ -193,20 +197,35 @@ async fn pods() -> Result<Vec<Report>> {
         connections = back;
         there = level;
         let micros = (knarr.cpu_seconds()? - before) * 1e6 / (level - first) as f64;
-        growth.record(format!("creates up to {level} pods"), load.per_second, "/s");
-        growth.record("the server's CPU time for one of them", micros, "µs");
+        growth.record(
+            format!("creates up to {level} pods"),
+            load.per_second,
+            "/s",
+            Basis::TwoCpus,
+        );
+        growth.record(
+            format!("the server's CPU time for one of up to {level} pods"),
+            micros,
+            "µs",
+            Basis::Cpu,
+        );
         if level == 10_000 {
             creates
-                .record(format!("creates, {MANY} connections"), load.per_second, "/s")
+                .record(
+                    format!("creates, {MANY} connections"),
+                    load.per_second,
+                    "/s",
+                    Basis::TwoCpus,
+                )
                 .target(Target::AtLeast(9_000.0))
                 .kubernetes(893.0);
             creates
-                .record("creates, p99", load.p99_ms, "ms")
+                .record("creates, p99", load.p99_ms, "ms", Basis::Fdatasync)
                 .target(Target::AtMost(20.0))
                 .kubernetes(218.0);
         }
         let memory = knarr.memory_mb()?;
-        let record = growth.record(format!("memory with {level} pods"), memory, "MB");
+        let record = growth.record(format!("memory with {level} pods"), memory, "MB", Basis::None);
         match level {
             10_000 => record.target(Target::AtMost(150.0)).kubernetes(579.0),
             150_000 => record.target(Target::AtMost(2_000.0)),
@@ -222,11 +241,16 @@ async fn pods() -> Result<Vec<Report>> {
         .await?;
         connections.extend(back);
         let rate = bytes.get() as f64 / 1e6 / begin.elapsed().as_secs_f64();
-        let record = growth.record(format!("list of {level} pods"), rate, "MB/s");
+        let record = growth.record(format!("list of {level} pods"), rate, "MB/s", Basis::MemoryCopy);
         if level == 10_000 {
             record.target(Target::AtLeast(600.0)).kubernetes(48.0 / 0.78);
         }
-        growth.record(format!("one list of {level} pods, p50"), load.p50_ms, "ms");
+        growth.record(
+            format!("one list of {level} pods, p50"),
+            load.p50_ms,
+            "ms",
+            Basis::MemoryCopy,
+        );
         if level == 100_000 {
             creates
                 .measurements
@@ -238,7 +262,7 @@ async fn pods() -> Result<Vec<Report>> {
     })
     .await?;
     creates
-        .record("creates, one connection", load.per_second, "/s")
+        .record("creates, one connection", load.per_second, "/s", Basis::Fdatasync)
         .target(Target::AtLeast(1_000.0));
     Ok(vec![creates, growth])
 }
@@ -262,8 +286,9 @@ async fn parallel_lists(knarr: &Knarr, server: &Server) -> Result<Report> {
             format!("{what}: memory they add at most"),
             knarr.peak_memory_mb()? - before,
             "MB",
+            Basis::None,
         )
         .target(Target::AtMost(300.0));
-    report.record(what, bytes as f64 / 1e6 / took, "MB/s");
+    report.record(what, bytes as f64 / 1e6 / took, "MB/s", Basis::MemoryCopy);
     Ok(report)
 }

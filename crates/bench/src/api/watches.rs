@@ -13,6 +13,7 @@ use serde_json::json;
 
 use super::load::{Connection, Server};
 use super::start;
+use crate::calibration::Basis;
 use crate::process::{LIMIT, Result};
 use crate::report::{Report, Target};
 
@@ -45,6 +46,7 @@ own, {UPDATES} times in all, at most {AHEAD} updates ahead of the slowest reader
             "memory of an idle watch",
             (knarr.memory_mb()? - before) * 1000.0 / WATCHERS as f64,
             "KB",
+            Basis::None,
         )
         .target(Target::AtMost(30.0));
     // Kept, and never read.
@@ -68,12 +70,12 @@ own, {UPDATES} times in all, at most {AHEAD} updates ahead of the slowest reader
     let took = begin.elapsed().as_secs_f64();
     let events: usize = delivered.iter().map(Cell::get).sum();
     report
-        .record("events delivered", events as f64 / took, "/s")
+        .record("events delivered", events as f64 / took, "/s", Basis::TwoCpus)
         .target(Target::AtLeast(300_000.0));
-    report.record("updates", UPDATES as f64 / took, "/s");
+    report.record("updates", UPDATES as f64 / took, "/s", Basis::TwoCpus);
     let behind = delivered.iter().filter(|t| t.get() < UPDATES).count();
     report
-        .record("watchers that fell behind", behind as f64, "")
+        .record("watchers that fell behind", behind as f64, "", Basis::None)
         .target(Target::AtMost(0.0));
     Ok(report)
 }

@@ -10,6 +10,7 @@ mod workload;
 
 use serde::{Deserialize, Serialize};
 
+use crate::calibration::Basis;
 use crate::process::Result;
 use crate::report::{Report, Target};
 
@@ -172,8 +173,8 @@ fn report(workload: &Workload, title: &str, found: &Found) -> Report {
         "network, service proxy",
         format!("{title}; API server with the embedded store, catalog and proxy in one process, IPv4"),
     );
-    let mut record = |what: &str, value: f64, unit: &'static str, compared: Compared| {
-        let record = report.record(what, value, unit);
+    let mut record = |what: &str, value: f64, unit: &'static str, basis: Basis, compared: Compared| {
+        let record = report.record(what, value, unit, basis);
         if let Some(limit) = compared.at_most {
             record.target(Target::AtMost(limit));
         }
@@ -185,25 +186,29 @@ fn report(workload: &Workload, title: &str, found: &Found) -> Report {
         "cold: listed to all in the kernel",
         found.cold_ms,
         "ms",
+        Basis::Cpu,
         workload.cold,
     );
-    record("listing before that", found.listed_ms, "ms", NOTHING);
+    record("listing before that", found.listed_ms, "ms", Basis::Cpu, NOTHING);
     record(
         "new process: listed to all compared",
         found.restart_ms,
         "ms",
+        Basis::Cpu,
         NOTHING,
     );
     record(
         "memory that catalog and proxy add",
         found.memory_mb,
         "MB",
+        Basis::None,
         workload.memory,
     );
     record(
         "of it not pages of the program",
         found.anonymous_mb,
         "MB",
+        Basis::None,
         NOTHING,
     );
     if let Some(changes) = &found.changes {
@@ -211,30 +216,35 @@ fn report(workload: &Workload, title: &str, found: &Found) -> Report {
             "one endpoint changes: slice written to kernel, p50",
             changes.acknowledged_p50_ms,
             "ms",
+            Basis::Cpu,
             NOTHING,
         );
         record(
             "one endpoint changes: slice written to kernel, p99",
             changes.acknowledged_p99_ms,
             "ms",
+            Basis::Cpu,
             workload.change_p99,
         );
         record(
             "the same from the request, with fsync, p99",
             changes.requested_p99_ms,
             "ms",
+            Basis::Fdatasync,
             NOTHING,
         );
         record(
             "connect to the endpoint, p50",
             changes.direct_p50_us,
             "µs",
+            Basis::Loopback,
             NOTHING,
         );
         record(
             "connect to the cluster IP, p50",
             changes.service_p50_us,
             "µs",
+            Basis::Loopback,
             NOTHING,
         );
         let more = Compared {
@@ -245,6 +255,7 @@ fn report(workload: &Workload, title: &str, found: &Found) -> Report {
             "what the cluster IP adds",
             changes.service_p50_us - changes.direct_p50_us,
             "µs",
+            Basis::Loopback,
             more,
         );
     }

@@ -20,9 +20,11 @@ use tokio::process::{Child, Command};
 use tokio::time::{sleep, timeout};
 
 use super::workload::ip;
+use crate::calibration::Basis;
 use crate::process::Result;
-use crate::report::{Report, Target, percentile};
+use crate::report::{Report, Target};
 use crate::scheduler::cluster::{create, server_with};
+use crate::stats::percentile;
 
 /// Node, its address, its router and its number.
 const NODES: [(&str, &str, &str, u8); 3] = [
@@ -232,13 +234,19 @@ pub async fn run() -> Result<Report> {
         ),
     );
     let mut measurements = |what: &str, (alone, between_pods): (f64, f64), at_least| {
-        report.record(format!("{what}: between nodes"), alone, "Mbit/s");
-        report.record(format!("{what}: between pods"), between_pods, "Mbit/s");
+        report.record(format!("{what}: between nodes"), alone, "Mbit/s", Basis::TwoCpus);
+        report.record(
+            format!("{what}: between pods"),
+            between_pods,
+            "Mbit/s",
+            Basis::TwoCpus,
+        );
         report
             .record(
                 format!("{what}: of the nodes' own"),
                 between_pods / alone * 100.0,
                 "%",
+                Basis::None,
             )
             .target(Target::AtLeast(at_least));
     };

@@ -16,8 +16,8 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::{Changes, Found, Workload};
 use crate::process::{Result, anonymous_mb, memory_mb};
-use crate::report::percentile;
 use crate::scheduler::cluster::{create, server_with};
+use crate::stats::percentile;
 
 const NODE: &str = "bench";
 /// Of the Service whose endpoint is really there.
