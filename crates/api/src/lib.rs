@@ -15,6 +15,7 @@
 //! | the types below a kind, for merging; their types in expressions | `shape.rs`, `shapes.rs`, `declared.rs` |
 //! | field ownership (server-side apply), patches | `managed_fields/`, `patch/` |
 //! | field selectors | `fields.rs` |
+//! | which pods of a set are deleted first (SPEC B3) | `scale_down/` |
 //! | usage of ResourceQuotas | `quota/` |
 //! | certificate requests, parsed once (SPEC A1) | `certificates/` |
 //!
@@ -40,6 +41,7 @@ pub mod propagation;
 pub mod quota;
 pub mod registry;
 pub mod scale;
+pub mod scale_down;
 pub mod shape;
 mod shapes;
 

@@ -67,6 +67,7 @@ use std::sync::Arc;
 
 use k8s_openapi::jiff::tz::TimeZone;
 use knarr_api::k8s_openapi;
+use knarr_api::scale_down::Policy;
 
 pub use action::{Action, Failure};
 pub use controller::{Context, Controller, ObjectChange, View};
@@ -78,6 +79,8 @@ pub struct Config {
     pub root_ca: Option<String>,
     /// How many finished pods may exist before the oldest are deleted; 0 means no limit (SPEC L12).
     pub terminated_pod_gc_threshold: usize,
+    /// Which pods of ReplicaSets and ReplicationControllers are deleted first, where no annotation says it (SPEC B3).
+    pub scale_down: Policy,
     /// When a node is lost, and how fast pods are evicted then.
     pub node_lifecycle: node::health::Lifecycle,
     /// The allocation of nodes' podCIDRs; without it nodes register with theirs, or another component allocates them.
@@ -103,6 +106,7 @@ impl Default for Config {
         Config {
             root_ca: None,
             terminated_pod_gc_threshold: 12_500,
+            scale_down: Policy::Default,
             node_lifecycle: node::health::Lifecycle::default(),
             node_ipam: None,
             service_load_balancer: None,
@@ -147,8 +151,12 @@ pub fn all(config: &Config) -> Vec<Box<dyn Controller>> {
         Box::new(persistentvolume::volumes::VolumePhases),
         Box::new(protection::ClaimProtection),
         Box::new(protection::VolumeProtection),
-        Box::new(replicaset::ReplicaSets),
-        Box::new(replicationcontroller::ReplicationControllers),
+        Box::new(replicaset::ReplicaSets {
+            scale_down: config.scale_down,
+        }),
+        Box::new(replicationcontroller::ReplicationControllers {
+            scale_down: config.scale_down,
+        }),
         Box::new(resourceclaim::claims::ResourceClaims),
         Box::new(resourceclaim::device_taints::DeviceTaintEviction),
         Box::new(resourceclaim::pods::PodResourceClaims),

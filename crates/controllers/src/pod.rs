@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::{Pod, PodCondition, PodTemplateSpec};
+use k8s_openapi::api::core::v1::{Pod, PodTemplateSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use knarr_api::Object;
@@ -11,38 +11,15 @@ use knarr_api::kinds::pod::is_terminal;
 
 use crate::owner::controller_reference;
 
-/// `Pending`, `Running`, `Succeeded`, `Failed`, `Unknown`, or `""`.
-pub fn phase(pod: &Pod) -> &str {
-    pod.status.as_ref().and_then(|s| s.phase.as_deref()).unwrap_or("")
-}
-
-pub fn condition<'a>(pod: &'a Pod, type_: &str) -> Option<&'a PodCondition> {
-    let conditions = pod.status.as_ref()?.conditions.as_ref()?;
-    conditions.iter().find(|c| c.type_ == type_)
-}
+pub use knarr_api::kinds::pod::{condition, is_active, is_ready, node_name, phase, ready_since};
 
 pub fn is_deleting(pod: &Pod) -> bool {
     pod.metadata.deletion_timestamp.is_some()
 }
 
-/// Whether it counts as a replica: neither terminal nor terminating (SPEC T7).
-pub fn is_active(pod: &Pod) -> bool {
-    !is_terminal(pod) && !is_deleting(pod)
-}
-
 /// Whether it is being deleted and not finished.
 pub fn is_terminating(pod: &Pod) -> bool {
     !is_terminal(pod) && is_deleting(pod)
-}
-
-pub fn is_ready(pod: &Pod) -> bool {
-    condition(pod, "Ready").is_some_and(|c| c.status == "True")
-}
-
-/// Since when it is ready.
-pub fn ready_since(pod: &Pod) -> Option<Timestamp> {
-    let ready = condition(pod, "Ready").filter(|c| c.status == "True")?;
-    ready.last_transition_time.as_ref().map(|t| t.0)
 }
 
 /// When a pod becomes available.
@@ -70,13 +47,6 @@ pub fn availability(pod: &Pod, min_ready_seconds: i32, now: Timestamp) -> Availa
         Ok(rest) if !rest.is_zero() => Availability::In(rest),
         _ => Availability::Available,
     }
-}
-
-pub fn node_name(pod: &Pod) -> &str {
-    pod.spec
-        .as_ref()
-        .and_then(|s| s.node_name.as_deref())
-        .unwrap_or("")
 }
 
 /// A pod of `owner` from a template, with generateName.

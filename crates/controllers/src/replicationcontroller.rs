@@ -6,6 +6,7 @@ use k8s_openapi::api::core::v1::{
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use knarr_api::k8s_openapi;
 use knarr_api::registry;
+use knarr_api::scale_down::Policy;
 use knarr_api::{Kind, ObjectKey, Shared};
 use knarr_apimachinery::labels::Selector;
 use knarr_apimachinery::time;
@@ -14,10 +15,14 @@ use crate::action::Action;
 use crate::controller::{Context, Controller, ObjectChange, View};
 use crate::owner::{claim, controller_of, non_empty_selector};
 use crate::pod::{self, Availability};
-use crate::replicaset::{count, failed, manage};
+use crate::replicaset::{Desired, count, failed, manage};
 
 /// See the module.
-pub struct ReplicationControllers;
+#[derive(Default)]
+pub struct ReplicationControllers {
+    /// The cluster's scale-down policy.
+    pub scale_down: Policy,
+}
 
 fn selector_of(controller: &ReplicationController) -> Option<Selector> {
     let selector = LabelSelector {
@@ -37,10 +42,14 @@ impl Controller for ReplicationControllers {
     }
 
     fn watches(&self) -> Vec<&'static Kind> {
-        vec![&registry::REPLICATION_CONTROLLER, &registry::POD]
+        vec![&registry::REPLICATION_CONTROLLER, &registry::POD, &registry::NODE]
     }
 
     fn keys(&self, view: &dyn View, changed: ObjectChange<'_>) -> Vec<ObjectKey> {
+        // Nodes are read only when pods are deleted: a change of a node is no reason to delete any.
+        if *changed.kind == registry::NODE {
+            return Vec::new();
+        }
         if let Some(key) = changed.key_of(&registry::REPLICATION_CONTROLLER) {
             return vec![key];
         }
@@ -80,8 +89,12 @@ impl Controller for ReplicationControllers {
         let mut actions = Vec::new();
         if context.failure.is_none() && set.metadata.deletion_timestamp.is_none() {
             actions = claimed.actions;
-            let desired = spec.replicas.unwrap_or(1);
-            actions.extend(manage(context, owner, desired, spec.template.as_ref(), &pods));
+            let desired = Desired {
+                replicas: spec.replicas.unwrap_or(1),
+                template: spec.template.as_ref(),
+                scale_down: Policy::of(&set.metadata, self.scale_down),
+            };
+            actions.extend(manage(context, owner, &desired, &pods));
         }
         let status = status(&set, &pods, context);
         if set.status.as_ref() != Some(&status) {
@@ -171,7 +184,7 @@ mod tests {
         .unwrap();
         world.put(set);
         let sync = |world: &mut World| {
-            let actions = world.run(&ReplicationControllers, ("a", "rc"), at(0));
+            let actions = world.run(&ReplicationControllers::default(), ("a", "rc"), at(0));
             world.take(&actions);
             (
                 updated::<ReplicationController>(&actions, "status"),

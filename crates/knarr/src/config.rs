@@ -84,6 +84,7 @@ pub struct Config {
     pub endpoint_barrier: std::time::Duration,
     pub scheduler: KubeSchedulerConfiguration,
     pub node_lifecycle: Lifecycle,
+    pub scale_down_policy: knarr_api::scale_down::Policy,
     pub fence_agents_dir: PathBuf,
     pub fence_agents_allowed: knarr_control::fencing::Allowed,
     pub feature_gates: FeatureGates,
@@ -234,6 +235,13 @@ impl Config {
             access: Access::read(&mut reader, &flags.access, &data_dir),
             scheduler: reader.scheduler(&flags.scheduler_config),
             node_lifecycle: reader.node_lifecycle(flags),
+            scale_down_policy: reader.get(
+                "scaleDownPolicy",
+                "--scale-down-policy",
+                &flags.scale_down_policy,
+                "default",
+                |s| s.parse().map_err(|_| ValueError::expected("default or spread")),
+            ),
             self_fencing: reader.get(
                 "selfFencing",
                 "--self-fencing",
@@ -392,6 +400,22 @@ mod tests {
         ] {
             assert!(text.contains(part), "{part:?} is missing in:\n{text}");
         }
+    }
+
+    #[test]
+    fn b3_the_scale_down_policy_is_v1_36s_unless_it_is_set() {
+        use knarr_api::scale_down::Policy;
+        let parse = |file: &str| Config::parse(&flags(), file);
+        assert_eq!(parse("").unwrap().scale_down_policy, Policy::Default);
+        assert_eq!(
+            parse("scaleDownPolicy: spread\n").unwrap().scale_down_policy,
+            Policy::Spread
+        );
+        let error = parse("scaleDownPolicy: even\n").unwrap_err().to_string();
+        assert!(
+            error.contains("k.yaml: scaleDownPolicy: \"even\": expected default or spread"),
+            "{error}"
+        );
     }
 
     #[test]

@@ -6,14 +6,18 @@ use std::sync::{Arc, Weak};
 
 use k8s_openapi::api::core::v1::{
     Affinity, Container, NodeAffinity, NodeSelector, Pod, PodAffinityTerm, PodSpec, Toleration,
-    TopologySpreadConstraint, WeightedPodAffinityTerm,
+    WeightedPodAffinityTerm,
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use k8s_openapi::jiff::Timestamp;
 use knarr_api::k8s_openapi;
+use knarr_api::kinds::node_selector::required_node_affinity;
 use knarr_api::kinds::pod::has_hard_budgets;
 use knarr_api::{ObjectKey, Shared};
 use knarr_apimachinery::labels::{Selector, SelectorError};
+
+pub use knarr_api::kinds::pod::node_name;
+pub use knarr_api::kinds::pod::topology_spread::SpreadConstraint;
 
 use crate::pod_volumes::PodVolumes;
 use crate::resources::Requests;
@@ -50,50 +54,6 @@ pub fn selects(selector: &OptionalSelector, labels: Option<&Labels>) -> bool {
 
 fn selector(of: Option<&LabelSelector>) -> Result<OptionalSelector, SelectorError> {
     of.map(Selector::from_label_selector).transpose()
-}
-
-/// One topology spread constraint, parsed.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct SpreadConstraint {
-    pub hard: bool,
-    pub max_skew: i64,
-    pub min_domains: usize,
-    pub topology_key: String,
-    pub selector: OptionalSelector,
-    pub honor_node_affinity: bool,
-    pub honor_node_taints: bool,
-}
-
-impl SpreadConstraint {
-    /// `labels` are the pod's: matchLabelKeys take their values from there.
-    pub fn read(
-        constraint: &TopologySpreadConstraint,
-        labels: Option<&Labels>,
-    ) -> Result<Self, SelectorError> {
-        let mut of = constraint.label_selector.clone();
-        if let Some(of) = &mut of {
-            for key in constraint.match_label_keys.iter().flatten() {
-                if let Some(value) = labels.and_then(|l| l.get(key)) {
-                    let requirement =
-                        k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelectorRequirement {
-                            key: key.clone(),
-                            operator: "In".into(),
-                            values: Some(vec![value.clone()]),
-                        };
-                    of.match_expressions.get_or_insert_default().push(requirement);
-                }
-            }
-        }
-        Ok(SpreadConstraint {
-            hard: constraint.when_unsatisfiable != "ScheduleAnyway",
-            max_skew: constraint.max_skew.into(),
-            min_domains: usize::try_from(constraint.min_domains.unwrap_or(1)).unwrap_or(1),
-            topology_key: constraint.topology_key.clone(),
-            selector: selector(of.as_ref())?,
-            honor_node_affinity: constraint.node_affinity_policy.as_deref() != Some("Ignore"),
-            honor_node_taints: constraint.node_taints_policy.as_deref() == Some("Honor"),
-        })
-    }
 }
 
 /// One term of pod (anti-)affinity, parsed.
@@ -256,10 +216,7 @@ impl PodClass {
 
     /// The required node affinity.
     pub fn required_node_affinity(&self) -> Option<&NodeSelector> {
-        let affinity = self.node_affinity()?;
-        affinity
-            .required_during_scheduling_ignored_during_execution
-            .as_ref()
+        required_node_affinity(self.spec()?)
     }
 
     /// The number of containers, init containers included.
@@ -358,11 +315,6 @@ impl PodInfo {
             self.start_time().unwrap_or(Timestamp::MAX),
         )
     }
-}
-
-pub fn node_name(pod: &Pod) -> &str {
-    let spec = pod.spec.as_ref();
-    spec.and_then(|s| s.node_name.as_deref()).unwrap_or("")
 }
 
 pub fn nominated_node_name(pod: &Pod) -> &str {

@@ -1,11 +1,12 @@
 //! What a change would do to the pods of a cluster (SPEC B2): which are scheduled again and where, which would be
 //! preempted, which would be unschedulable. The deciding code runs on a snapshot of its own until nothing changes any
-//! more; nothing is written.
+//! more; nothing is written. A scale-down deletes the pods that the workload's controller would delete.
 //!
 //! A pod that is removed and has a controller is created again as its controller would create it; one without is not.
 //! Volumes that are to be provisioned exist at once. Not simulated: how long pods take to terminate.
 
 mod changes;
+mod scale_down;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -18,6 +19,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use k8s_openapi::jiff::Timestamp;
 use knarr_api::kinds::pod::is_terminal;
 use knarr_api::registry::Registered;
+use knarr_api::scale_down::Policy;
 use knarr_api::{Object, Shared, k8s_openapi};
 use serde::Serialize;
 
@@ -119,7 +121,12 @@ pub struct Snapshot {
     /// The name and node of what a pod replaces, by UID.
     replaces: BTreeMap<String, (String, Option<String>)>,
     made: u64,
+    /// When the objects were read.
+    taken: Timestamp,
     now: Timestamp,
+    /// The cluster's scale-down policy, and those of annotations.
+    scale_down_policy: Policy,
+    policies: scale_down::Policies,
     result: WhatIf,
     waiting: BTreeMap<String, String>,
 }
@@ -167,7 +174,10 @@ impl Snapshot {
             classes: BTreeMap::new(),
             replaces: BTreeMap::new(),
             made: 0,
+            taken: now,
             now,
+            scale_down_policy: Policy::Default,
+            policies: BTreeMap::new(),
             result: WhatIf::default(),
             waiting: BTreeMap::new(),
         };
@@ -183,7 +193,14 @@ impl Snapshot {
         snapshot
     }
 
+    /// With the scale-down policy that the cluster's controllers have (`--scale-down-policy`).
+    pub fn with_scale_down_policy(mut self, policy: Policy) -> Self {
+        self.scale_down_policy = policy;
+        self
+    }
+
     fn add_related_object(&mut self, object: &Arc<Object>) {
+        scale_down::add_policy(&mut self.policies, object);
         let (namespace, name) = (object.namespace(), object.name());
         let key = (namespace.to_string(), name.to_string());
         if let Some(template) = template(object) {

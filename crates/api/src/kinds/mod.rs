@@ -18,6 +18,7 @@ mod job;
 mod namespace;
 pub mod node;
 pub mod node_affinity;
+pub mod node_selector;
 pub mod persistent_volume;
 pub mod pod;
 mod replica_set;
@@ -29,6 +30,7 @@ mod service;
 pub mod service_ips;
 mod stateful_set;
 mod template;
+pub mod toleration;
 mod volume_attachment;
 
 /// Implements [`ApiType`] for types that need only its default methods.

@@ -26,7 +26,7 @@ pub fn start(server: &Arc<Server>) -> JoinSet<()> {
     let all: [Box<dyn Controller>; 4] = [
         Box::new(ResourceQuotas),
         Box::new(Disruptions),
-        Box::new(ReplicationControllers),
+        Box::new(ReplicationControllers::default()),
         Box::new(ClaimBinder),
     ];
     let mut running = JoinSet::new();

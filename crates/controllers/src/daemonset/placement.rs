@@ -6,6 +6,7 @@ use k8s_openapi::api::core::v1::{
 };
 use knarr_api::Object;
 use knarr_api::k8s_openapi;
+use knarr_api::kinds::node_selector::{Selected, meets_required};
 
 use crate::node::eviction::tolerates;
 use crate::pod;
@@ -83,52 +84,11 @@ pub fn placement(spec: &PodSpec, node: &Node) -> Placement {
 }
 
 fn matches_affinity(spec: &PodSpec, node: &Node) -> bool {
-    let label = |key: &str| {
-        node.metadata
-            .labels
-            .as_ref()
-            .and_then(|l| l.get(key))
-            .map(String::as_str)
+    let selected = Selected {
+        name: node.metadata.name.as_deref().unwrap_or(""),
+        labels: node.metadata.labels.as_ref(),
     };
-    let selected = spec
-        .node_selector
-        .iter()
-        .flatten()
-        .all(|(key, value)| label(key) == Some(value));
-    let affinity = spec.affinity.as_ref().and_then(|a| a.node_affinity.as_ref());
-    let required = affinity.and_then(|a| a.required_during_scheduling_ignored_during_execution.as_ref());
-    selected && required.is_none_or(|r| r.node_selector_terms.iter().any(|term| matches_term(term, node)))
-}
-
-/// Terms are ORed, the requirements of one are ANDed; an empty term matches nothing.
-fn matches_term(term: &NodeSelectorTerm, node: &Node) -> bool {
-    let expressions = term.match_expressions.as_deref().unwrap_or_default();
-    let fields = term.match_fields.as_deref().unwrap_or_default();
-    let labels = node.metadata.labels.as_ref();
-    let label = |key: &str| labels.and_then(|l| l.get(key)).map(String::as_str);
-    let field = |key: &str| (key == NAME).then(|| node.metadata.name.as_deref().unwrap_or(""));
-    !(expressions.is_empty() && fields.is_empty())
-        && expressions.iter().all(|r| admits(r, label(&r.key)))
-        && fields.iter().all(|r| admits(r, field(&r.key)))
-}
-
-fn admits(requirement: &NodeSelectorRequirement, value: Option<&str>) -> bool {
-    let values = requirement.values.as_deref().unwrap_or_default();
-    let is_among = value.is_some_and(|v| values.iter().any(|w| w == v));
-    let numbers = || {
-        let bound: i64 = values.first()?.parse().ok()?;
-        let value: i64 = value?.parse().ok()?;
-        Some((value, bound))
-    };
-    match requirement.operator.as_str() {
-        "In" => is_among,
-        "NotIn" => !is_among,
-        "Exists" => value.is_some(),
-        "DoesNotExist" => value.is_none(),
-        "Gt" => numbers().is_some_and(|(value, bound)| value > bound),
-        "Lt" => numbers().is_some_and(|(value, bound)| value < bound),
-        _ => false,
-    }
+    meets_required(spec, selected)
 }
 
 /// The node that a daemon pod is bound to, or was created for.

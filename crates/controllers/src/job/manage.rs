@@ -7,11 +7,12 @@ use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::jiff::Timestamp;
 use knarr_api::Shared;
 use knarr_api::k8s_openapi;
+use knarr_api::scale_down::deletion_order;
 
 use super::{MAX_PODS, PodCounts, SyncJob, pods, policy};
 use crate::action::{Action, Create, Delete};
 use crate::pod;
-use crate::replicaset::{count, deletion_order};
+use crate::replicaset::count;
 
 impl<'a> SyncJob<'a> {
     /// Deletes pods; from those that are not to be counted the finalizer is removed first.

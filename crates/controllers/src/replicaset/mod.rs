@@ -1,18 +1,18 @@
 //! ReplicaSet: keeps `spec.replicas` pods of the template running.
 //!
 //! Terminating and finished pods are not counted (SPEC T7, S8). It prefers availability: while an old pod is terminating its
-//! replacement may run. [`deletion_order`] decides which pods are deleted first, [`eviction_surge`] how many there are above
-//! `spec.replicas` while evictions wait for replacements.
+//! replacement may run. [`scale_down`](knarr_api::scale_down) decides which pods are deleted first (SPEC B3), [`eviction_surge`] how
+//! many there are above `spec.replicas` while evictions wait for replacements.
 
-pub mod deletion_order;
 pub mod eviction_surge;
 
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::apps::v1::{ReplicaSet, ReplicaSetCondition, ReplicaSetStatus};
-use k8s_openapi::api::core::v1::{Pod, PodTemplateSpec};
+use k8s_openapi::api::core::v1::{Node, Pod, PodTemplateSpec};
 use knarr_api::k8s_openapi;
 use knarr_api::registry;
+use knarr_api::scale_down::{BURST_REPLICAS, Policy, ScaleDown, Topology};
 use knarr_api::{Kind, Object, ObjectKey, Shared};
 use knarr_apimachinery::time::seconds;
 
@@ -23,11 +23,12 @@ use crate::pod::{self, Availability};
 
 use eviction_surge::EvictionSurge;
 
-/// Pods created or deleted in one sync of a ReplicaSet, so that others do not wait for long (upstream: BurstReplicas).
-pub const BURST_REPLICAS: usize = 500;
-
 /// See the module.
-pub struct ReplicaSets;
+#[derive(Default)]
+pub struct ReplicaSets {
+    /// The cluster's scale-down policy.
+    pub scale_down: Policy,
+}
 
 impl Controller for ReplicaSets {
     fn name(&self) -> &'static str {
@@ -39,10 +40,14 @@ impl Controller for ReplicaSets {
     }
 
     fn watches(&self) -> Vec<&'static Kind> {
-        vec![&registry::REPLICA_SET, &registry::POD]
+        vec![&registry::REPLICA_SET, &registry::POD, &registry::NODE]
     }
 
     fn keys(&self, view: &dyn View, changed: ObjectChange<'_>) -> Vec<ObjectKey> {
+        // Nodes are read only when pods are deleted: a change of a node is no reason to delete any.
+        if *changed.kind == registry::NODE {
+            return Vec::new();
+        }
         match changed.key_of(&registry::REPLICA_SET) {
             Some(key) => vec![key],
             None => owners_of::<ReplicaSet>(view, changed, |set| set.spec.as_ref().map(|s| &s.selector)),
@@ -73,8 +78,12 @@ impl Controller for ReplicaSets {
         let surge = EvictionSurge::of(&pods, replicas, context.now);
 
         if context.failure.is_none() && set.metadata.deletion_timestamp.is_none() {
-            let desired = replicas.saturating_add(count(surge.pods));
-            actions.extend(manage(context, owner, desired, spec.template.as_ref(), &pods));
+            let desired = Desired {
+                replicas: replicas.saturating_add(count(surge.pods)),
+                template: spec.template.as_ref(),
+                scale_down: Policy::of(&set.metadata, self.scale_down),
+            };
+            actions.extend(manage(context, owner, &desired, &pods));
         } else {
             actions.clear();
         }
@@ -103,40 +112,55 @@ pub(crate) fn count(n: usize) -> i32 {
     i32::try_from(n).unwrap_or(i32::MAX)
 }
 
+/// What a ReplicaSet or a ReplicationController should have.
+pub(crate) struct Desired<'a> {
+    pub replicas: i32,
+    pub template: Option<&'a PodTemplateSpec>,
+    /// Which pods are deleted first.
+    pub scale_down: Policy,
+}
+
 /// Brings the pods to the desired number, for a ReplicaSet or a ReplicationController.
 pub(crate) fn manage(
     context: &Context<'_>,
     owner: &Object,
-    desired: i32,
-    template: Option<&PodTemplateSpec>,
+    desired: &Desired<'_>,
     pods: &[Shared<Pod>],
 ) -> Option<Action> {
-    let desired = usize::try_from(desired).unwrap_or(0);
-    if pods.len() < desired {
-        let template = template?;
+    let replicas = usize::try_from(desired.replicas).unwrap_or(0);
+    if pods.len() < replicas {
+        let template = desired.template?;
         let report = Report {
             about: reference(owner),
             done: Some(("SuccessfulCreate", "Created pod: ".into())),
             failed: ("FailedCreate", "Error creating: ".into()),
         };
-        let missing = (desired - pods.len()).min(BURST_REPLICAS);
+        let missing = (replicas - pods.len()).min(BURST_REPLICAS);
         let creates = (0..missing).map(|_| Create {
             report: Some(report.clone()),
             ..Create::new(pod::from_template(owner, template))
         });
         return Some(Action::CreateMany(creates.collect()));
     }
-    if pods.len() > desired {
+    if pods.len() > replicas {
         let report = Report {
             about: reference(owner),
             done: Some(("SuccessfulDelete", "Deleted pod: ".into())),
             failed: ("FailedDelete", "Error deleting: ".into()),
         };
-        let surplus = (pods.len() - desired).min(BURST_REPLICAS);
-        let related_by_node = related_by_node(context.view, owner);
-        let mut ranked: Vec<&Shared<Pod>> = pods.iter().collect();
-        deletion_order::sort(&mut ranked, &related_by_node, context.now);
-        let deletes = ranked.into_iter().take(surplus).map(|p| Delete {
+        let scale_down = ScaleDown {
+            pods,
+            number: (pods.len() - replicas).min(BURST_REPLICAS),
+            related_by_node: related_by_node(context.view, owner),
+            now: context.now,
+        };
+        let by_spread = desired.scale_down == Policy::Spread && scale_down.depends_on_spread();
+        let topology = by_spread.then(|| Topology {
+            nodes: context.view.list_as::<Node>(""),
+            pods: context.view.list_as::<Pod>(owner.namespace()),
+        });
+        let chosen = scale_down.choose(topology.as_ref());
+        let deletes = chosen.into_iter().map(|p| Delete {
             report: Some(report.clone()),
             ..Delete::of(p.object())
         });

@@ -9,6 +9,8 @@ use knarr_apimachinery::Error;
 use super::*;
 use crate::world::{World, at, lines, updated};
 
+mod scale_down;
+
 const KEY: (&str, &str) = ("default", "web");
 
 fn labels(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
@@ -103,7 +105,7 @@ fn missing_pods_are_created_from_the_template_with_a_controller_reference() {
     let mut world = World::default();
     world.put(set(3));
     world.put(owned(bare_pod("a")));
-    let actions = world.run(&ReplicaSets, KEY, at(0));
+    let actions = world.run(&ReplicaSets::default(), KEY, at(0));
     assert_eq!(
         lines(&actions),
         [
@@ -136,7 +138,7 @@ fn t7_terminating_and_finished_pods_are_not_replicas() {
     world.put(owned(ready(bare_pod("a"), 0)));
     world.put(ending(owned(ready(bare_pod("b"), 0))));
     world.put(finished(owned(bare_pod("c"))));
-    let actions = world.run(&ReplicaSets, KEY, at(1));
+    let actions = world.run(&ReplicaSets::default(), KEY, at(1));
     assert_eq!(lines(&actions)[0], "create 1 pods default/web-*");
     let status = updated::<ReplicaSet>(&actions, "status").unwrap().status.unwrap();
     assert_eq!(status.replicas, 1);
@@ -149,10 +151,10 @@ fn nothing_is_done_when_the_desired_state_is_reached() {
     let mut world = World::default();
     world.put(set(1));
     world.put(owned(ready(bare_pod("a"), 0)));
-    let first = world.run(&ReplicaSets, KEY, at(1));
+    let first = world.run(&ReplicaSets::default(), KEY, at(1));
     assert_eq!(lines(&first), ["update replicasets/status default/web"]);
     world.take_updates(&first);
-    assert_eq!(lines(&world.run(&ReplicaSets, KEY, at(1))), [""; 0]);
+    assert_eq!(lines(&world.run(&ReplicaSets::default(), KEY, at(1))), [""; 0]);
 }
 
 #[test]
@@ -163,7 +165,7 @@ fn a_set_that_is_being_deleted_neither_creates_nor_deletes_nor_adopts() {
     world.put(set);
     world.put(bare_pod("orphan"));
     assert_eq!(
-        lines(&world.run(&ReplicaSets, KEY, at(1))),
+        lines(&world.run(&ReplicaSets::default(), KEY, at(1))),
         ["update replicasets/status default/web"]
     );
 }
@@ -174,7 +176,7 @@ fn an_orphan_is_adopted_only_after_a_live_read_of_its_owner() {
     world.put(set(1));
     world.put(bare_pod("orphan"));
     world.put(finished(bare_pod("old")));
-    let actions = world.run(&ReplicaSets, KEY, at(1));
+    let actions = world.run(&ReplicaSets::default(), KEY, at(1));
     assert_eq!(
         lines(&actions),
         [
@@ -198,7 +200,7 @@ fn a_pod_that_no_longer_matches_is_released_and_replaced() {
     let mut pod = owned(bare_pod("a"));
     pod.metadata.labels = Some(labels(&[("app", "debug")]));
     world.put(pod);
-    let actions = world.run(&ReplicaSets, KEY, at(1));
+    let actions = world.run(&ReplicaSets::default(), KEY, at(1));
     assert_eq!(
         lines(&actions)[..2],
         ["update pods default/a", "create 1 pods default/web-*"]
@@ -252,7 +254,7 @@ fn surplus_pods_are_deleted_in_their_order() {
         let name = first.metadata.name.clone().unwrap();
         world.put(first);
         world.put(second);
-        let actions = world.run(&ReplicaSets, KEY, at(1000));
+        let actions = world.run(&ReplicaSets::default(), KEY, at(1000));
         assert_eq!(lines(&actions)[0], format!("delete pods default/{name}"), "{why}");
     }
     // Two on one node: one of them is deleted, though the third is younger.
@@ -261,7 +263,7 @@ fn surplus_pods_are_deleted_in_their_order() {
     world.put(created(on(p("b1"), "n1"), 1));
     world.put(created(on(p("b2"), "n1"), 2));
     world.put(created(on(p("c"), "n2"), 999));
-    let actions = world.run(&ReplicaSets, KEY, at(1000));
+    let actions = world.run(&ReplicaSets::default(), KEY, at(1000));
     assert!(
         lines(&actions)[0].starts_with("delete pods default/b"),
         "{:?}",
@@ -279,7 +281,7 @@ fn a_failed_create_sets_a_condition_that_is_removed_with_success() {
         name: "web-".into(),
         error: Error::forbidden(registry::POD.resource_ref("web-x"), "exceeded quota"),
     };
-    let actions = world.run_after(&ReplicaSets, KEY, at(5), Some(&failure));
+    let actions = world.run_after(&ReplicaSets::default(), KEY, at(5), Some(&failure));
     assert_eq!(lines(&actions), ["update replicasets/status default/web"]);
     let conditions = updated::<ReplicaSet>(&actions, "status")
         .unwrap()
@@ -295,9 +297,9 @@ fn a_failed_create_sets_a_condition_that_is_removed_with_success() {
         Some("pods \"web-x\" is forbidden: exceeded quota")
     );
     world.take_updates(&actions);
-    let again = world.run_after(&ReplicaSets, KEY, at(9), Some(&failure));
+    let again = world.run_after(&ReplicaSets::default(), KEY, at(9), Some(&failure));
     assert_eq!(lines(&again), [""; 0], "the condition does not change");
-    let actions = world.run(&ReplicaSets, KEY, at(10));
+    let actions = world.run(&ReplicaSets::default(), KEY, at(10));
     let status = updated::<ReplicaSet>(&actions, "status").unwrap().status.unwrap();
     assert_eq!(status.conditions, None);
 }
@@ -309,14 +311,14 @@ fn min_ready_seconds_delays_availability_and_requeues_the_set() {
     set.spec.as_mut().unwrap().min_ready_seconds = Some(10);
     world.put(set);
     world.put(owned(ready(bare_pod("a"), 0)));
-    let actions = world.run(&ReplicaSets, KEY, at(4));
+    let actions = world.run(&ReplicaSets::default(), KEY, at(4));
     let status = updated::<ReplicaSet>(&actions, "status").unwrap().status.unwrap();
     assert_eq!(
         (status.ready_replicas, status.available_replicas),
         (Some(1), None)
     );
     assert_eq!(lines(&actions)[1], "requeue after 6s");
-    let actions = world.run(&ReplicaSets, KEY, at(10));
+    let actions = world.run(&ReplicaSets::default(), KEY, at(10));
     let status = updated::<ReplicaSet>(&actions, "status").unwrap().status.unwrap();
     assert_eq!(status.available_replicas, Some(1));
 }

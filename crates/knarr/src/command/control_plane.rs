@@ -258,6 +258,7 @@ fn control_config(
             })),
             token_signer: Some(Arc::new(TokenSigner(tokens))),
             reserved,
+            scale_down: config.scale_down_policy,
             node_lifecycle: config.node_lifecycle,
             pod_autoscaling: config.pod_autoscaling,
             node_ipam: match config.network.has(Part::Network) {

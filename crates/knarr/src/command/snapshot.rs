@@ -97,7 +97,8 @@ impl Source {
     pub async fn snapshot(&self, config: &Config, kubeconfig_named: bool) -> Result<Snapshot, Failure> {
         let objects = self.objects(config, kubeconfig_named, &scheduling(&[])).await?;
         let now = SystemClock.now();
-        Ok(Snapshot::new(config.scheduler.scheduler(), &objects, now))
+        let snapshot = Snapshot::new(config.scheduler.scheduler(), &objects, now);
+        Ok(snapshot.with_scale_down_policy(config.scale_down_policy))
     }
 
     /// All selected objects.

@@ -12,7 +12,8 @@ use crate::config::Config;
 
 pub const HELP: &str = "\
 Nothing is written: the scheduler runs on a copy of the cluster until no pod is moved any more, as it would in the \
-cluster itself. Deleted pods that have a controller are created again as the controller would.
+cluster itself. Deleted pods that have a controller are created again as the controller would. A scale-down deletes \
+the pods that the controller would delete; the cluster's --scale-down-policy is taken from this command's settings.
 
   knarr whatif drain node-3                          which pods move, stay pending, or are blocked by a budget
   knarr whatif scale deployment/web 50 -n shop       where new pods are placed, and which pods they preempt

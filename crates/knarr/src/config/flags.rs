@@ -81,6 +81,17 @@ pub struct Flags {
         help_heading = heading::CONTROLLERS
     )]
     pub unhealthy_zone_threshold: Option<String>,
+    /// Which pods of ReplicaSets and ReplicationControllers are deleted first: `default` (v1.36's order) or `spread` (those in the
+    /// fullest domains of their topology spread constraints), unless the annotation knarr.io/scale-down says it
+    /// [default: default].
+    #[arg(
+        long,
+        env = "KNARR_SCALE_DOWN_POLICY",
+        value_name = "POLICY",
+        global = true,
+        help_heading = heading::CONTROLLERS
+    )]
+    pub scale_down_policy: Option<String>,
     /// The maximum, and the default, lifetime of the certificates that CertificateSigningRequests get, such as 8760h
     /// [default: 8760h].
     #[arg(

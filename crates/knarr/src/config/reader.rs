@@ -135,6 +135,7 @@ macro_rules! fallback {
 fallback! {
     PathBuf => PathBuf::new(),
     knarr_control::fencing::Allowed => Default::default(),
+    knarr_api::scale_down::Policy => Default::default(),
     TerminationResume => TerminationResume::Full,
     knarr_api::emulation::Emulation => Default::default(),
     knarr_api::emulation::MinorVersion => Default::default(),

@@ -1,11 +1,10 @@
 //! NodeAffinity: nodeSelector and node affinity, required and preferred.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
-use k8s_openapi::api::core::v1::{
-    NodeSelector, NodeSelectorRequirement, NodeSelectorTerm, PreferredSchedulingTerm,
-};
+use k8s_openapi::api::core::v1::{NodeSelector, NodeSelectorTerm, PreferredSchedulingTerm};
 use knarr_api::k8s_openapi;
+use knarr_api::kinds::node_selector::{self, Selected};
 
 use super::UnschedulableStatus;
 use crate::node_info::NodeInfo;
@@ -16,58 +15,27 @@ pub const NAME: &str = "NodeAffinity";
 /// Node names that exclude each other.
 pub const CONFLICT: &str = "pod affinity terms conflict";
 
+fn selected(node: &NodeInfo) -> Selected<'_> {
+    Selected {
+        name: &node.name,
+        labels: node.labels(),
+    }
+}
+
 /// Whether one of its terms matches; no terms match nothing.
 pub fn matches(selector: &NodeSelector, node: &NodeInfo) -> bool {
-    selector
-        .node_selector_terms
-        .iter()
-        .any(|term| matches_term(term, node))
+    node_selector::matches(selector, selected(node))
 }
 
 /// A term without requirements matches nothing.
 pub fn matches_term(term: &NodeSelectorTerm, node: &NodeInfo) -> bool {
-    let expressions = term.match_expressions.as_deref().unwrap_or_default();
-    let fields = term.match_fields.as_deref().unwrap_or_default();
-    if expressions.is_empty() && fields.is_empty() {
-        return false;
-    }
-    let empty = BTreeMap::new();
-    let labels = node.labels().unwrap_or(&empty);
-    let field = |key: &str| (key == "metadata.name").then_some(node.name.as_str());
-    expressions
-        .iter()
-        .all(|r| matches_requirement(r, labels.get(&r.key).map(String::as_str)))
-        && fields.iter().all(|r| matches_requirement(r, field(&r.key)))
-}
-
-fn matches_requirement(requirement: &NodeSelectorRequirement, value: Option<&str>) -> bool {
-    let values = requirement.values.as_deref().unwrap_or_default();
-    let among = || value.is_some_and(|v| values.iter().any(|w| w == v));
-    let compare = |with: fn(i64, i64) -> bool| {
-        let has = value.and_then(|v| v.parse().ok());
-        let bound = values.first().and_then(|v| v.parse().ok());
-        matches!((has, bound), (Some(has), Some(bound)) if with(has, bound))
-    };
-    match requirement.operator.as_str() {
-        "In" => among(),
-        "NotIn" => !among(),
-        "Exists" => value.is_some(),
-        "DoesNotExist" => value.is_none(),
-        "Gt" => compare(|has, bound| has > bound),
-        "Lt" => compare(|has, bound| has < bound),
-        _ => false,
-    }
+    node_selector::matches_term(term, selected(node))
 }
 
 /// Whether a node matches the pod's nodeSelector and required node affinity.
 pub fn meets_required(pod: &PodClass, node: &NodeInfo) -> bool {
     let spec = pod.spec();
-    let wanted = spec.and_then(|s| s.node_selector.as_ref());
-    let has = |key: &String, value: &String| node.labels().and_then(|l| l.get(key)) == Some(value);
-    wanted.is_none_or(|wanted| wanted.iter().all(|(k, v)| has(k, v)))
-        && pod
-            .required_node_affinity()
-            .is_none_or(|selector| matches(selector, node))
+    spec.is_none_or(|spec| node_selector::meets_required(spec, selected(node)))
 }
 
 /// The nodes that the names in matchFields leave: `None` is all of them.

@@ -1,38 +1,23 @@
 //! TaintToleration: a node accepts only pods that tolerate its taints; PreferNoSchedule lowers its score.
-//!
-//! The operators Lt and Gt match nothing: in v1.36 their feature gate is off by default.
 
 use k8s_openapi::api::core::v1::{Taint, Toleration};
 use knarr_api::k8s_openapi;
+use knarr_api::kinds::toleration;
 
 use super::UnschedulableStatus;
 use crate::node_info::NodeInfo;
 use crate::pod_info::PodClass;
 use crate::profile::Profile;
 
+pub use knarr_api::kinds::toleration::tolerates;
+
 pub const NAME: &str = "TaintToleration";
 
 const PREFER_NO_SCHEDULE: &str = "PreferNoSchedule";
 
-/// Whether a toleration matches this taint. An empty effect matches every effect, an empty key every key.
-pub fn tolerates(toleration: &Toleration, taint: &Taint) -> bool {
-    let effect = toleration.effect.as_deref().unwrap_or("");
-    let key = toleration.key.as_deref().unwrap_or("");
-    if (!effect.is_empty() && effect != taint.effect) || (!key.is_empty() && key != taint.key) {
-        return false;
-    }
-    match toleration.operator.as_deref().unwrap_or("") {
-        "Exists" => true,
-        "" | "Equal" => toleration.value.as_deref().unwrap_or("") == taint.value.as_deref().unwrap_or(""),
-        _ => false,
-    }
-}
-
 /// The first taint of the node that the pod does not tolerate.
 pub fn untolerated<'a>(pod: &PodClass, node: &'a NodeInfo) -> Option<&'a Taint> {
-    let hard = |t: &&Taint| matches!(t.effect.as_str(), "NoSchedule" | "NoExecute");
-    let mut taints = node.taints().iter().filter(hard);
-    taints.find(|taint| !pod.tolerations().iter().any(|t| tolerates(t, taint)))
+    toleration::untolerated(pod.tolerations(), node.taints())
 }
 
 pub fn filter(_: &Profile, pod: &PodClass, node: &NodeInfo) -> Result<(), UnschedulableStatus> {

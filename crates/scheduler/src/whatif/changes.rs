@@ -1,4 +1,5 @@
-//! What each [`Change`](super::Change) does to the snapshot, before anything is scheduled again.
+//! What each [`Change`](super::Change) does to the snapshot, before anything is scheduled again. How a workload is scaled down is in
+//! `scale_down.rs`.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -10,6 +11,7 @@ use knarr_api::kinds::pod::{HARD, PREEMPTION_BUDGETS, has_hard_budgets, is_termi
 use knarr_api::registry::Registered;
 use knarr_api::{Object, Shared, k8s_openapi};
 
+use super::scale_down::Workload;
 use super::{Error, PodMessage, Snapshot, controller, full_name};
 use crate::pod_info::node_name;
 
@@ -94,7 +96,7 @@ impl Snapshot {
     }
 
     /// Whether the workload owns the pod, itself or through a ReplicaSet.
-    fn belongs(&self, pod: &Pod, kind: &str, namespace: &str, name: &str) -> bool {
+    pub(super) fn belongs(&self, pod: &Pod, kind: &str, namespace: &str, name: &str) -> bool {
         let is = |owner: &OwnerReference| owner.kind == kind && owner.name == name;
         let Some(owner) = controller(pod.metadata.owner_references.as_ref()) else {
             return false;
@@ -111,33 +113,19 @@ impl Snapshot {
         name: &str,
         replicas: usize,
     ) -> Result<(), Error> {
-        let mut pods: Vec<Shared<Pod>> = self
-            .pods
-            .values()
-            .filter(|pod| self.belongs(pod, kind, namespace, name))
-            .filter(|pod| pod.metadata.deletion_timestamp.is_none() && !is_terminal(pod))
-            .cloned()
-            .collect();
+        let workload = Workload {
+            kind,
+            namespace,
+            name,
+        };
+        let pods = self.active_pods(workload);
         let example = match pods.last() {
             Some(pod) => (**pod).clone(),
             None => self
                 .first_pod(kind, namespace, name)
                 .ok_or_else(|| Error::NoWorkload(format!("{kind} {namespace}/{name}")))?,
         };
-        sort_for_scale_down(kind, &mut pods);
-        for pod in pods.iter().take(pods.len().saturating_sub(replicas)) {
-            let node = node_name(pod);
-            let words = if node.is_empty() {
-                "it is deleted by the scale-down".to_string()
-            } else {
-                format!("it is deleted by the scale-down; it was on {node}")
-            };
-            self.result.gone.push(PodMessage {
-                pod: full_name(pod.object()),
-                words,
-            });
-            self.remove(pod);
-        }
+        self.scale_down(workload, replicas);
         for i in pods.len()..replicas {
             let is_stateful = kind == "StatefulSet";
             let named = if is_stateful {
@@ -229,40 +217,4 @@ fn set_budgets(pod: &mut Pod, class: &PriorityClass) {
     } else if let Some(annotations) = &mut pod.metadata.annotations {
         annotations.remove(PREEMPTION_BUDGETS);
     }
-}
-
-/// The pods that their controller deletes first come first: the highest ordinals of a StatefulSet; else pods without
-/// a node, then unready ones, then those of the lowest deletion cost, then those with most other pods of the set on
-/// their node, then the newest.
-fn sort_for_scale_down(kind: &str, pods: &mut [Shared<Pod>]) {
-    if kind == "StatefulSet" {
-        let ordinal = |pod: &Shared<Pod>| {
-            let name = pod.object().name();
-            name.rsplit_once('-').and_then(|(_, n)| n.parse::<u64>().ok())
-        };
-        pods.sort_by_key(|pod| std::cmp::Reverse(ordinal(pod)));
-        return;
-    }
-    let mut on: BTreeMap<String, usize> = BTreeMap::new();
-    for pod in pods.iter() {
-        *on.entry(node_name(pod).to_string()).or_default() += 1;
-    }
-    pods.sort_by_cached_key(|pod| {
-        let conditions = pod.status.iter().flat_map(|s| s.conditions.iter().flatten());
-        let is_ready = conditions
-            .into_iter()
-            .any(|c| c.type_ == "Ready" && c.status == "True");
-        let annotations = pod.metadata.annotations.as_ref();
-        let cost = annotations.and_then(|a| a.get("controller.kubernetes.io/pod-deletion-cost"));
-        let cost: i32 = cost.and_then(|c| c.parse().ok()).unwrap_or(0);
-        let shared = on.get(node_name(pod)).copied().unwrap_or(0);
-        let created = pod.metadata.creation_timestamp.as_ref().map(|t| t.0);
-        (
-            !node_name(pod).is_empty(),
-            is_ready,
-            cost,
-            std::cmp::Reverse(shared),
-            std::cmp::Reverse(created),
-        )
-    });
 }

@@ -5,6 +5,8 @@ use serde_json::{Value, json};
 use super::changes::ZONE;
 use super::*;
 
+mod scale_down;
+
 fn object<T: Registered>(value: Value) -> Arc<Object> {
     let typed: T = serde_json::from_value(value).unwrap();
     Arc::new(Object::from_typed(T::kind_of(), Box::new(typed)))

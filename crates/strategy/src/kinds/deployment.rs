@@ -102,15 +102,19 @@ impl Strategy for Deployment {
 
     fn warnings(&self) -> Vec<String> {
         let name = warnings::name_warning(text(&self.metadata.name));
-        name.into_iter().chain(template_warnings(self)).collect()
+        let scale_down = warnings::scale_down_warning(&self.metadata);
+        let all = name.into_iter().chain(scale_down);
+        all.chain(template_warnings(self)).collect()
     }
 
     /// The template is only checked for warnings if the generation changed: an update of the metadata alone does not repeat them.
     fn warnings_on_update(&self, old: &Self) -> Vec<String> {
-        match self.metadata.generation == old.metadata.generation {
+        let scale_down = warnings::scale_down_warning_on_update(&self.metadata, &old.metadata);
+        let of_template = match self.metadata.generation == old.metadata.generation {
             true => Vec::new(),
             false => template_warnings(self),
-        }
+        };
+        scale_down.into_iter().chain(of_template).collect()
     }
 
     fn columns() -> &'static [Column] {

@@ -2,6 +2,8 @@
 
 use std::net::Ipv6Addr;
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use knarr_api::scale_down::{Policy, SCALE_DOWN};
 use knarr_apimachinery::cidr::Cidr;
 use knarr_apimachinery::field::Path;
 use knarr_apimachinery::names;
@@ -56,6 +58,19 @@ pub fn name_warning(name: &str) -> Option<String> {
             errors.join(" ")
         )
     })
+}
+
+/// Warns about a scale-down policy (SPEC B3) that does not exist: its annotation is ignored.
+pub fn scale_down_warning(metadata: &ObjectMeta) -> Option<String> {
+    let error = Policy::annotated(metadata)?.err()?;
+    let path = Path::new("metadata").child("annotations").key(SCALE_DOWN);
+    Some(format!("{path}: {error}; it is ignored"))
+}
+
+/// The same on an update: only if the annotation has changed.
+pub fn scale_down_warning_on_update(new: &ObjectMeta, old: &ObjectMeta) -> Option<String> {
+    let warning = scale_down_warning(new)?;
+    (Policy::annotated(new) != Policy::annotated(old)).then_some(warning)
 }
 
 /// Warns about an IPv6 address that is not in the canonical form of RFC 5952.
@@ -124,6 +139,39 @@ mod tests {
                 },
             },
         })
+    }
+
+    #[test]
+    fn b3_an_unknown_scale_down_policy_is_reported_when_it_is_set() {
+        let set = |kind: &str, version: &str, value: &str| {
+            let mut object = deployment("web", 1);
+            object["kind"] = kind.into();
+            object["apiVersion"] = version.into();
+            object["metadata"]["annotations"] = json!({"knarr.io/scale-down": value});
+            object["spec"]["template"]["spec"]["nodeSelector"] = json!({});
+            if kind == "ReplicationController" {
+                object["spec"]["selector"] = json!({"app": "a"});
+            }
+            object
+        };
+        let expected = [
+            "metadata.annotations[knarr.io/scale-down]: unknown scale-down policy \"fullest\": expected default or spread; \
+             it is ignored",
+        ];
+        for (kind, version) in [
+            ("Deployment", "apps/v1"),
+            ("ReplicaSet", "apps/v1"),
+            ("ReplicationController", "v1"),
+        ] {
+            let set = |value: &str| set(kind, version, value);
+            assert_eq!(on_create(&set("fullest")), expected, "{kind}");
+            assert_eq!(on_update(&set("spread"), &set("fullest")), expected, "{kind}");
+            assert_eq!(on_update(&set("fullest"), &set("fullest")), [""; 0], "{kind}");
+            for known in ["spread", "default"] {
+                assert_eq!(on_create(&set(known)), [""; 0], "{kind}");
+                assert_eq!(on_update(&set("fullest"), &set(known)), [""; 0], "{kind}");
+            }
+        }
     }
 
     #[test]

@@ -1,10 +1,12 @@
-//! Pod: its selectable fields, whether it is finished, and what it requests.
+//! Pod: its selectable fields, its state, what it requests, and its topology spread constraints.
 
 mod app_armor;
 mod at_most_one;
 mod preemption;
 pub mod resources;
+mod state;
 pub mod surge_first;
+pub mod topology_spread;
 
 use k8s_openapi::api::core::v1::Pod;
 
@@ -17,6 +19,7 @@ pub use preemption::{
     CROSS_NODE_PREEMPTION, HARD, PREEMPTION_BUDGETS, UnknownValue, has_hard_budgets,
     requests_cross_node_preemption, unknown_preemption_values,
 };
+pub use state::{condition, is_ready, node_name, phase, ready_since};
 
 /// Whether the phase is one that a pod does not leave.
 pub fn is_terminal_phase(phase: &str) -> bool {
@@ -27,6 +30,11 @@ pub fn is_terminal_phase(phase: &str) -> bool {
 pub fn is_terminal(pod: &Pod) -> bool {
     let phase = pod.status.as_ref().and_then(|s| s.phase.as_deref());
     phase.is_some_and(is_terminal_phase)
+}
+
+/// Whether it counts as a replica: neither terminal nor terminating (SPEC T7).
+pub fn is_active(pod: &Pod) -> bool {
+    !is_terminal(pod) && pod.metadata.deletion_timestamp.is_none()
 }
 
 impl ApiType for Pod {

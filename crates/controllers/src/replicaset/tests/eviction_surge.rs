@@ -33,7 +33,7 @@ fn world(replicas: i32, pods: impl IntoIterator<Item = Pod>) -> World {
 
 /// What is done with the pods, and the counts of the status.
 fn synced(world: &mut World, second: i64) -> (Vec<String>, [i32; 3]) {
-    let actions = world.run(&ReplicaSets, KEY, at(second));
+    let actions = world.run(&ReplicaSets::default(), KEY, at(second));
     world.take(&actions);
     let mut done = lines(&actions);
     done.retain(|line| line.contains(" pods "));
@@ -87,7 +87,7 @@ fn b6_the_replacement_is_deleted_when_the_request_expires() {
         }),
     ] {
         let mut world = world(1, [requested("a", 0), replacement]);
-        let actions = world.run(&ReplicaSets, KEY, at(659));
+        let actions = world.run(&ReplicaSets::default(), KEY, at(659));
         assert_eq!(lines(&actions).last().unwrap(), "requeue after 1s", "{what}");
         let delete = "delete pods default/new".to_string();
         assert_eq!(synced(&mut world, 660).0, [delete], "{what}");
@@ -170,7 +170,7 @@ fn sync(world: &mut World, second: i64) {
     world.take(&actions);
     let view: &dyn View = world;
     for set in view.list_as::<ReplicaSet>(KEY.0) {
-        let actions = world.run(&ReplicaSets, (KEY.0, set.object().name()), at(second));
+        let actions = world.run(&ReplicaSets::default(), (KEY.0, set.object().name()), at(second));
         world.take(&actions);
     }
     if second % 3 != 0 {
