@@ -38,7 +38,8 @@ pub struct Why {
     #[serde(flatten)]
     pub verdict: Verdict,
     /// The rejections, most nodes first.
-    pub refused: Vec<RejectedNodes>,
+    #[serde(rename = "refused")]
+    pub rejected: Vec<RejectedNodes>,
     /// The result of preemption.
     pub preemption: Option<String>,
     /// The declared domains that have no nodes or are lost, as far as the pod's topology spread depends on them (SPEC B3).
@@ -101,7 +102,7 @@ pub fn why(scheduler: &mut Scheduler, pod: &Shared<Pod>) -> Why {
     let mut why = Why {
         pod: format!("{}/{}", object.namespace(), object.name()),
         verdict: Verdict::Finished,
-        refused: Vec::new(),
+        rejected: Vec::new(),
         preemption: None,
         domains: Vec::new(),
         help: Vec::new(),
@@ -145,7 +146,7 @@ pub fn why(scheduler: &mut Scheduler, pod: &Shared<Pod>) -> Why {
             .map(|o| describe_outcome(scheduler, o, &found.budgets_in_the_way));
         why.help = help(scheduler, pod, &info, &found);
     }
-    why.refused = grouped(scheduler, &info, &found);
+    why.rejected = grouped(scheduler, &info, &found);
     why.domains = declared_domains::notes(scheduler, &info);
     why
 }

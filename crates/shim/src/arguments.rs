@@ -5,7 +5,6 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use crate::error::CommandError;
-use crate::{delete, start};
 
 /// Longest id that containerd allows (package `identifiers`).
 const MAX_ID_BYTES: usize = 76;
@@ -97,17 +96,6 @@ impl Arguments {
             }
         }
         Ok(parsed)
-    }
-
-    pub fn run(self) -> Result<(), CommandError> {
-        match self.action {
-            Action::Start => start::run(&self),
-            Action::Delete => delete::run(&self),
-            Action::Version => {
-                println!("{} {}", crate::NAME, env!("CARGO_PKG_VERSION"));
-                Ok(())
-            }
-        }
     }
 }
 

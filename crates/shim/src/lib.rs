@@ -23,7 +23,7 @@
 //! container. Not containerd-shim and its runc crate: they need that server or tokio.
 //!
 //! Modules: [`arguments`], [`start`], [`delete`], [`address`] are the command; [`server`] is the loop and carries out
-//! what [`service`] is asked; [`task`] has the states of containers and processes; [`runtime`] runs runc or crun;
+//! what it is asked for in [`server::service`]; [`task`] has the states of containers and processes; [`runtime`] runs runc or crun;
 //! [`stdio`] moves input and output; [`ttrpc`] speaks with containerd; [`cgroup`] and [`oom`] read control groups.
 
 mod address;
@@ -41,7 +41,6 @@ mod options;
 mod poll;
 mod runtime;
 mod server;
-mod service;
 mod spec;
 mod start;
 mod stdio;
@@ -51,6 +50,9 @@ mod ttrpc;
 
 use std::path::Path;
 use std::process::ExitCode;
+
+use arguments::{Action, Arguments};
+use error::CommandError;
 
 /// The file name under which the program is this shim.
 pub const NAME: &str = "containerd-shim-knarr-v2";
@@ -66,12 +68,23 @@ pub fn run_if_called() -> Option<ExitCode> {
 
 /// Runs as the shim, with this process's arguments.
 pub fn run() -> ExitCode {
-    match arguments::Arguments::parse(std::env::args_os().skip(1)).and_then(|arguments| arguments.run()) {
+    match Arguments::parse(std::env::args_os().skip(1)).and_then(|arguments| carry_out(&arguments)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
             // containerd shows what `start` and `delete` print when they fail.
             eprintln!("{NAME}: {}", error::chain(&failure));
             ExitCode::FAILURE
+        }
+    }
+}
+
+fn carry_out(arguments: &Arguments) -> Result<(), CommandError> {
+    match arguments.action {
+        Action::Start => start::run(arguments),
+        Action::Delete => delete::run(arguments),
+        Action::Version => {
+            println!("{NAME} {}", env!("CARGO_PKG_VERSION"));
+            Ok(())
         }
     }
 }

@@ -107,7 +107,7 @@ fn serve(arguments: &Arguments, address: &Address, listener: OwnedFd) -> Result<
 fn fork() -> Result<ForkResult, CommandError> {
     // SAFETY: the program has started no thread (`run_if_called` is the first thing that `main` calls), so no lock can be held
     // by a thread that the child does not have. A thread of the allocator (jemalloc's background thread) holds none of the
-    // allocator's locks across a fork: jemalloc registers handlers for it (pthread_atfork), and goes on without that thread in the child.
+    // allocator's locks across a fork: jemalloc registers handlers for it (pthread_atfork), and continues without that thread in the child.
     unsafe { nix::unistd::fork() }.map_err(|e| CommandError::Fork { source: e.into() })
 }
 

@@ -67,9 +67,9 @@ fn to_text(why: &Why) -> String {
         }
         Verdict::Waits { message } => format!("{pod} fits on no node: {message}\n"),
     };
-    if !why.refused.is_empty() {
+    if !why.rejected.is_empty() {
         let mut rows = vec![["PLUGIN", "NODES", "WHY", "WHICH"].map(String::from).to_vec()];
-        for rejected in &why.refused {
+        for rejected in &why.rejected {
             let nodes = &rejected.nodes;
             rows.push(vec![
                 if rejected.plugin.is_empty() {
@@ -131,7 +131,7 @@ mod tests {
             verdict: Verdict::Waits {
                 message: "0/9 nodes are available: 9 Insufficient cpu.".into(),
             },
-            refused: vec![RejectedNodes {
+            rejected: vec![RejectedNodes {
                 plugin: "NodeResourcesFit",
                 words: "has left only 1 cpu of the 2 requested".into(),
                 nodes: (1..10).map(|n| format!("n{n}")).collect(),
@@ -160,7 +160,7 @@ mod tests {
         let why = Why {
             pod: "default/web".into(),
             verdict: Verdict::Fits { nodes: 2 },
-            refused: Vec::new(),
+            rejected: Vec::new(),
             preemption: None,
             domains: vec!["zone=c (TopologyDomains zones) is lost".into()],
             help: Vec::new(),

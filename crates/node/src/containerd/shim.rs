@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 /// The name under which knarr's program is the shim (`knarr_shim::NAME`).
 const NAME: &str = "containerd-shim-knarr-v2";
 
-/// The OCI runtime of a shim that is not told another.
+/// The OCI runtime of a shim that is given no other.
 const DEFAULT_OCI_RUNTIME: &str = "runc";
 
 /// What a shim is to know of the OCI runtime.

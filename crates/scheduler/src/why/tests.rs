@@ -49,7 +49,7 @@ fn cluster(nodes: &[Shared<Node>], pods: &[Shared<Pod>]) -> Scheduler {
 /// Rejections and suggestions, as lines.
 fn explained(nodes: &[Shared<Node>], pods: &[Shared<Pod>], of: &Shared<Pod>) -> (Vec<String>, Vec<String>) {
     let why = why(&mut cluster(nodes, pods), of);
-    let rejected = why.refused.iter();
+    let rejected = why.rejected.iter();
     let rejected = rejected.map(|r| format!("{}: {}: {}", r.plugin, r.words, r.nodes.join(",")));
     let help = why.help.iter().map(|h| format!("{} -> {}", h.change, h.node));
     (rejected.collect(), help.collect())

@@ -8,8 +8,8 @@ use super::Server;
 use crate::exits::{self, Exit};
 use crate::log;
 use crate::runtime::Streams;
-use crate::service::Purpose;
-use crate::service::encode::wait_response;
+use crate::server::service::Purpose;
+use crate::server::service::encode::wait_response;
 use crate::stdio::Stream;
 use crate::task::State;
 

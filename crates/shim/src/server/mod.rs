@@ -2,9 +2,10 @@
 //! or a [`Timer`]; nothing here waits for anything else.
 //!
 //! [`exits`] is what follows from exits, [`streams`] moves input and output. Requests are carried out by
-//! [`crate::service`].
+//! [`service`].
 
 pub mod exits;
+pub mod service;
 pub mod streams;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -16,6 +17,7 @@ use std::time::Duration;
 use containerd_shim_protos::protobuf::Message;
 use nix::sys::signalfd::SignalFd;
 
+use self::service::Purpose;
 use self::streams::{Stray, Streaming};
 use crate::address::Address;
 use crate::bundle::Bundle;
@@ -26,7 +28,6 @@ use crate::log;
 use crate::oom::OomWatches;
 use crate::poll::{Interest, Poll, Source};
 use crate::runtime::{Invocation, Runtime, RuntimeError, Streams};
-use crate::service::Purpose;
 use crate::task::Container;
 use crate::timers::Timers;
 use crate::ttrpc::connection::{Connection, ReplyTo};

@@ -1,3 +1,5 @@
+//! Traced pods whose spans are written down here, and the steps that follow from them.
+
 use super::*;
 
 const UID: &str = "u-1";
