@@ -3,7 +3,7 @@
 use k8s_openapi::jiff::Timestamp;
 use knarr_api::k8s_openapi;
 
-use super::container::{Operation, Run, RunState, StopReason, WaitingReason, terminated};
+use super::container::{Operation, Run, RunState, Starting, StopReason, WaitingReason, terminated};
 use super::{Action, ActionError, CreateFailure, Hook, Pod, Pulled};
 use crate::backoff::go_millis;
 use crate::ids::ContainerId;
@@ -11,6 +11,13 @@ use crate::runtime::Exit;
 
 /// The exit code of a container that the runtime could not start.
 const START_ERROR: i32 = 128;
+
+/// A start that has failed.
+pub(super) struct StartFailure {
+    pub(super) id: ContainerId,
+    pub(super) message: String,
+    pub(super) still_created: bool,
+}
 
 impl Pod {
     /// The container of this name if this operation is in progress for it.
@@ -151,31 +158,35 @@ impl Pod {
             return;
         }
         self.record(Some(i), false, "Created", "Container created".into());
-        self.start_created(i, id, attempt);
+        self.start_created(i, id, attempt, None);
     }
 
-    pub(super) fn start_created(&mut self, i: usize, id: ContainerId, attempt: u32) {
-        self.containers[i].operation = Operation::Starting {
+    /// `in_flight_until`: see [`Operation::Created`].
+    pub(super) fn start_created(
+        &mut self,
+        i: usize,
+        id: ContainerId,
+        attempt: u32,
+        in_flight_until: Option<Timestamp>,
+    ) {
+        self.containers[i].operation = Operation::Starting(Starting {
             id: id.clone(),
             attempt,
             exit: None,
-        };
+            in_flight_until,
+        });
         self.out.push(Action::StartContainer {
             container: self.containers[i].name.clone(),
             id,
         });
     }
 
-    /// Ends the start of this container: its index, its attempt, and its exit if that was reported before.
-    fn take_starting(&mut self, name: &str, id: &ContainerId) -> Option<(usize, u32, Option<Exit>)> {
+    /// Ends the start of this container; with the container's index.
+    fn take_starting(&mut self, name: &str, id: &ContainerId) -> Option<(usize, Starting)> {
         let i = self.by_name(name)?;
         let container = &mut self.containers[i];
         match std::mem::take(&mut container.operation) {
-            Operation::Starting {
-                id: starting,
-                attempt,
-                exit,
-            } if starting == *id => Some((i, attempt, exit)),
+            Operation::Starting(starting) if starting.id == *id => Some((i, starting)),
             operation => {
                 container.operation = operation;
                 None
@@ -191,7 +202,7 @@ impl Pod {
         (image, image_id): (String, String),
         now: Timestamp,
     ) {
-        let Some((i, attempt, exit)) = self.take_starting(name, &id) else {
+        let Some((i, Starting { attempt, exit, .. })) = self.take_starting(name, &id) else {
             return;
         };
         self.record(Some(i), false, "Started", "Container started".into());
@@ -225,11 +236,34 @@ impl Pod {
         }
     }
 
-    pub(super) fn start_failed(&mut self, name: &str, id: ContainerId, message: String, now: Timestamp) {
-        let Some((i, attempt, _)) = self.take_starting(name, &id) else {
+    pub(super) fn start_failed(&mut self, name: &str, failure: StartFailure, now: Timestamp) {
+        let StartFailure {
+            id,
+            message,
+            still_created,
+        } = failure;
+        let Some((i, starting)) = self.take_starting(name, &id) else {
             return;
         };
+        let attempt = starting.attempt;
         self.record(Some(i), true, "Failed", format!("Error: {message}"));
+        // A failure is final only when no earlier request can start the container any more: its sandbox would be stopped, and
+        // it would be killed without its grace period (SPEC T3).
+        if let Some(in_flight_until) = starting.in_flight_until.filter(|until| now < *until)
+            && still_created
+            && self.termination.is_none()
+        {
+            let container = &mut self.containers[i];
+            container.operation = Operation::Created {
+                id,
+                attempt,
+                in_flight_until,
+            };
+            container.wait(WaitingReason::RunContainerError, message);
+            let retry_at = container.back_off.start_failed(now);
+            self.out.wake_at(retry_at);
+            return self.report_status(now);
+        }
         let exit = Exit {
             code: START_ERROR,
             reason: "StartError".into(),

@@ -88,6 +88,8 @@ pub enum Event {
         container: String,
         id: ContainerId,
         message: String,
+        /// The runtime still has it as created: a request of an earlier kubelet may start it.
+        still_created: bool,
     },
     ContainerExited {
         id: ContainerId,

@@ -3,7 +3,7 @@
 use k8s_openapi::jiff::Timestamp;
 use knarr_api::k8s_openapi;
 
-use super::container::{Operation, Run, RunState};
+use super::container::{Operation, Run, RunState, Starting};
 use super::{Action, Hook, Pod};
 use crate::ids::ContainerId;
 use crate::runtime::Exit;
@@ -15,17 +15,12 @@ impl Pod {
         let container = &mut self.containers[i];
         match std::mem::take(&mut container.operation) {
             Operation::PostStart { run } if run.id.as_ref() == Some(id) => self.begin_run(i, run, now),
-            Operation::Starting {
-                id: starting,
-                attempt,
-                ..
-            } if starting == *id => {
+            Operation::Starting(starting) if starting.id == *id => {
                 // It exited before `ContainerStarted` arrived: it counts as started.
-                container.operation = Operation::Starting {
-                    id: starting,
-                    attempt,
+                container.operation = Operation::Starting(Starting {
                     exit: Some(exit),
-                };
+                    ..starting
+                });
                 return;
             }
             Operation::Stopping(stop) => {

@@ -61,6 +61,7 @@ pub use termination_history::{
 use allocation::Allocation;
 use barrier::Barrier;
 use container::{Container, Operation};
+use create::StartFailure;
 use eviction::EvictionState;
 use object::PodObject;
 use output::Output;
@@ -365,7 +366,16 @@ impl Pod {
                 container,
                 id,
                 message,
-            } => self.start_failed(&container, id, message, now),
+                still_created,
+            } => self.start_failed(
+                &container,
+                StartFailure {
+                    id,
+                    message,
+                    still_created,
+                },
+                now,
+            ),
             Event::ContainerExited { id, exit } => self.container_exited(&id, exit, now),
             Event::ContainerRemoved { id } => self.removals.container_removed(&id),
             Event::StopFailed { id, .. } => self.stop_failed(&id, now),

@@ -4,9 +4,10 @@
 //! does not have any more counts as exited (`ContainerStatusUnknown`).
 
 use k8s_openapi::api::core::v1 as core;
-use k8s_openapi::jiff::Timestamp;
+use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use knarr_api::k8s_openapi;
 
+use super::clock_jump::moved;
 use super::container::{
     Container, Operation, Role, Run, RunState, container_status_unknown, definition_hash,
     ephemeral_as_container, exit_unknown, terminated,
@@ -18,6 +19,9 @@ use crate::runtime::{self, ContainerState};
 /// The message of an init container that is reported as completed without a record of its run.
 const INIT_STATUS_UNKNOWN: &str = "Unable to get init container status from container runtime and pod has been initialized, \
                             treat it as exited normally";
+
+/// How long a request of an earlier kubelet to the runtime may take (the default of `runtimeRequestTimeout`).
+const RUNTIME_REQUEST_TIMEOUT: SignedDuration = SignedDuration::from_mins(2);
 
 impl Pod {
     /// Brings the containers in line with the spec: ephemeral containers may be new, images may have changed.
@@ -241,6 +245,7 @@ impl Pod {
                 container.operation = Operation::Created {
                     id: newest.id.clone(),
                     attempt: newest.attempt,
+                    in_flight_until: moved(now, RUNTIME_REQUEST_TIMEOUT),
                 };
                 container.runs.adopt_created(newest.attempt);
             }

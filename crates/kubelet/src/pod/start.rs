@@ -88,9 +88,18 @@ impl Pod {
             return false;
         };
         let container = &mut self.containers[i];
-        if let Operation::Created { id, attempt } = container.operation.clone() {
+        if let Operation::Created {
+            id,
+            attempt,
+            in_flight_until,
+        } = container.operation.clone()
+        {
             if self.sandboxes.is_current(container.runs.sandbox()) {
-                self.start_created(i, id, attempt);
+                if let Some(at) = container.back_off.retry_at().filter(|at| *at > now) {
+                    self.out.wake_at(at);
+                    return false;
+                }
+                self.start_created(i, id, attempt, Some(in_flight_until));
                 return true;
             }
             // It was created in a sandbox that is not in use any more.

@@ -119,6 +119,15 @@ pub(super) struct Launcher {
     pub fencer: Arc<SelfFencer>,
 }
 
+/// What the runtime's record says of a container whose start returned an error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum AfterFailedStart {
+    Started,
+    /// A request of an earlier kubelet may be in progress.
+    Created,
+    NotStarted,
+}
+
 impl Launcher {
     #[instrument(level = "info", skip_all, fields(namespace = pod.metadata.namespace, pod = pod.metadata.name, uid = pod.metadata.uid))]
     pub async fn create_sandbox(
@@ -261,19 +270,22 @@ impl Launcher {
                     container,
                     id,
                     message: error.to_string(),
+                    still_created: false,
                 };
             }
         };
         let started = self.runtime.start_container(&id).await;
         drop(permit);
-        if let Err(error) = started
-            && !self.was_started(&id).await
-        {
-            return Event::ContainerStartFailed {
-                container,
-                id,
-                message: error.message,
-            };
+        if let Err(error) = started {
+            let after = self.after_failed_start(&id).await;
+            if after != AfterFailedStart::Started {
+                return Event::ContainerStartFailed {
+                    container,
+                    id,
+                    message: error.message,
+                    still_created: after == AfterFailedStart::Created,
+                };
+            }
         }
         self.managers.containers.note_started();
         let now = self.clock.now();
@@ -328,23 +340,27 @@ impl Launcher {
         }
     }
 
-    /// Whether a container whose start returned an error has been started: the answer may have been lost, and taking it for
-    /// an exit would start a second one (SPEC S1). Only the runtime's record decides; it is awaited.
-    async fn was_started(&self, id: &ContainerId) -> bool {
+    /// What became of a container whose start returned an error: the answer may have been lost, and taking it for an exit
+    /// would start a second one (SPEC S1). Only the runtime's record decides; it is awaited.
+    async fn after_failed_start(&self, id: &ContainerId) -> AfterFailedStart {
         let mut wait = RETRY.0;
         loop {
             match self.runtime.container(id).await {
                 Ok(detail) => {
                     return match &detail.container.state {
-                        ContainerState::Running { .. } => true,
+                        ContainerState::Running { .. } => AfterFailedStart::Started,
                         // containerd's record of a start that failed.
-                        ContainerState::Exited(exit) => {
-                            exit.started_at.is_some() && exit.reason != "StartError"
+                        ContainerState::Exited(exit)
+                            if exit.started_at.is_none() || exit.reason == "StartError" =>
+                        {
+                            AfterFailedStart::NotStarted
                         }
-                        ContainerState::Created | ContainerState::Unknown => false,
+                        ContainerState::Exited(_) => AfterFailedStart::Started,
+                        ContainerState::Created => AfterFailedStart::Created,
+                        ContainerState::Unknown => AfterFailedStart::NotStarted,
                     };
                 }
-                Err(error) if error.is_not_found() => return false,
+                Err(error) if error.is_not_found() => return AfterFailedStart::NotStarted,
                 Err(error) => {
                     warn!(container = %id, %error, "cannot find out yet whether a container was started")
                 }

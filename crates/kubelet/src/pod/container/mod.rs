@@ -15,6 +15,7 @@ use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use knarr_api::k8s_openapi;
 
 use super::allocation::Allocation;
+use super::clock_jump::move_by;
 use crate::ids::ContainerId;
 use crate::probe::Kind;
 use crate::runtime::Exit;
@@ -38,17 +39,14 @@ pub(super) enum Operation {
     Creating {
         attempt: u32,
     },
-    /// Created but not started (also found in this state after a restart of the kubelet).
+    /// Found created and not started after a restart of the kubelet. A request of the earlier kubelet may start it until this
+    /// time.
     Created {
         id: ContainerId,
         attempt: u32,
+        in_flight_until: Timestamp,
     },
-    Starting {
-        id: ContainerId,
-        attempt: u32,
-        /// The exit of the run, if it was reported before the start.
-        exit: Option<Exit>,
-    },
+    Starting(Starting),
     /// The process runs; the container counts as running once the postStart hook is done.
     PostStart {
         run: Run,
@@ -60,11 +58,22 @@ impl Operation {
     /// The container that the operation is about, unless that is the latest run.
     fn id(&self) -> Option<&ContainerId> {
         match self {
-            Operation::Created { id, .. } | Operation::Starting { id, .. } => Some(id),
+            Operation::Created { id, .. } | Operation::Starting(Starting { id, .. }) => Some(id),
             Operation::PostStart { run } => run.id.as_ref(),
             _ => None,
         }
     }
+}
+
+/// A start that was requested from the runtime.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Starting {
+    pub(super) id: ContainerId,
+    pub(super) attempt: u32,
+    /// The exit of the run, if it was reported before the start.
+    pub(super) exit: Option<Exit>,
+    /// See [`Operation::Created`].
+    pub(super) in_flight_until: Option<Timestamp>,
 }
 
 /// A container of the spec.
@@ -228,8 +237,17 @@ impl Container {
         self.runs.clock_jumped(by);
         self.back_off.clock_jumped(by);
         self.probes.clock_jumped(by);
-        if let Operation::Stopping(stop) = &mut self.operation {
-            stop.clock_jumped(by);
+        match &mut self.operation {
+            Operation::Stopping(stop) => stop.clock_jumped(by),
+            Operation::Created {
+                in_flight_until: until,
+                ..
+            }
+            | Operation::Starting(Starting {
+                in_flight_until: Some(until),
+                ..
+            }) => move_by(until, by),
+            _ => {}
         }
     }
 }

@@ -232,3 +232,81 @@ fn s1_a_sandbox_is_not_lost_because_an_older_list_does_not_have_it() {
         assert_eq!(changed, lost, "{seconds_after_creation}: {:?}", life.log);
     }
 }
+
+#[test]
+fn t3_a_failed_start_is_final_only_when_the_earlier_kubelets_request_cannot_start_the_container_any_more() {
+    let failed = |still_created| Event::ContainerStartFailed {
+        container: "c".into(),
+        id: "c0".into(),
+        message: "already in starting state".into(),
+        still_created,
+    };
+    // Everything but the start succeeds.
+    let proceed = |life: &mut Life| {
+        life.step(Event::Timer);
+        loop {
+            let open = life.open.iter().enumerate();
+            let mut others = open.filter(|(_, a)| !matches!(a, Action::StartContainer { .. }));
+            let Some((at, event)) = others.find_map(|(at, a)| Some((at, life.success_event(a)?))) else {
+                return;
+            };
+            life.give(at, event);
+        }
+    };
+    let adopted = || {
+        let mut life = Life::new(json!({"restartPolicy": "Never"}));
+        life.step(Event::Observed {
+            since: life.now,
+            sandboxes: vec![sandbox()],
+            containers: vec![seen("c", 0, ContainerState::Created)],
+        });
+        proceed(&mut life);
+        life
+    };
+    let starts = |life: &Life| {
+        let open = life.open.iter();
+        open.filter(|a| matches!(a, Action::StartContainer { .. }))
+            .count()
+    };
+    let fail = |life: &mut Life, still_created| {
+        let at = life
+            .open
+            .iter()
+            .position(|a| matches!(a, Action::StartContainer { .. }));
+        life.give(at.unwrap(), failed(still_created));
+    };
+
+    let mut life = adopted();
+    fail(&mut life, true);
+    assert_eq!(life.status(), "Pending c=RunContainerError/0");
+    assert_eq!(starts(&life), 0, "in back-off");
+    life.now += SignedDuration::from_secs(30);
+    proceed(&mut life);
+    assert_eq!(starts(&life), 1, "it is tried again");
+    life.settle();
+    assert_eq!(life.status(), "Running c=running/0");
+
+    let mut life = adopted();
+    fail(&mut life, false);
+    assert_eq!(
+        life.status(),
+        "Failed c=StartError:128/0",
+        "the runtime has given it up"
+    );
+
+    let mut life = adopted();
+    for _ in 0..20 {
+        fail(&mut life, true);
+        life.now += SignedDuration::from_secs(30);
+        proceed(&mut life);
+        if starts(&life) == 0 {
+            break;
+        }
+    }
+    life.settle();
+    assert_eq!(
+        life.status(),
+        "Failed c=StartError:128/0",
+        "after two minutes it is final"
+    );
+}

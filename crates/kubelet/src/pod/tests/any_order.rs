@@ -71,6 +71,7 @@ fn s1_t5_no_order_of_events_runs_anything_twice_or_deletes_too_early() {
                             container,
                             id,
                             message: "x".into(),
+                            still_created: false,
                         },
                         Action::RunHook { id, hook, .. } => Event::HookDone {
                             id,
