@@ -3,12 +3,11 @@
 
 use std::sync::Arc;
 
-use k8s_openapi::api::core::v1::{ConfigMap, Pod};
+use k8s_openapi::api::core::v1::Pod;
 use knarr_api::kinds::pod::surge_first::{SURGE_FIRST, record_eviction_request};
-use knarr_api::propagation::{CONFIG_MAP, Propagation};
 use knarr_api::{Kind, Object, k8s_openapi, registry};
 use knarr_apimachinery::Error;
-use knarr_client::{NETWORK_NAMESPACE, Preconditions};
+use knarr_client::Preconditions;
 
 use super::served::Served;
 use super::surge::{Decision, Known, OptIn, Wait, decide, opt_in};
@@ -125,13 +124,9 @@ impl Pipeline {
         let all = |kind: &Kind| -> Result<Vec<Arc<Object>>, Error> {
             Ok(self.cache.of(kind)?.list(&Filter::everything(kind, namespace)))
         };
-        let reported = self
-            .cache
-            .get(&registry::CONFIG_MAP, NETWORK_NAMESPACE, CONFIG_MAP);
         Ok(Served {
             services: all(&registry::SERVICE)?,
             slices: all(&registry::ENDPOINT_SLICE)?,
-            applied: reported.and_then(|map| Propagation::of(map.get::<ConfigMap>()?)),
         })
     }
 }

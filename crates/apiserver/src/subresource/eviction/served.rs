@@ -1,51 +1,45 @@
-//! Whether the service proxies of all nodes send new connections to a pod (SPEC B7): what nodes report as applied includes the EndpointSlices
-//! that have the pod as ready.
+//! Whether the Services that select a pod have it as an endpoint (SPEC B7).
+//!
+//! That is enough for no connection to fail. Each node applies changes of EndpointSlices in their order: where the evicted pod has been
+//! withdrawn, its replacement was added before. And the evicted pod gets TERM only after the proxies of all nodes have withdrawn it (the
+//! endpoint barrier).
 
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{Pod, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
-use knarr_api::propagation::Propagation;
 use knarr_api::{Object, k8s_openapi};
 
 /// The label of an EndpointSlice with the name of its Service.
 const SERVICE_NAME: &str = "kubernetes.io/service-name";
 
-/// The Services and EndpointSlices of a namespace, and what the nodes have applied.
+/// The Services and EndpointSlices of a namespace.
 pub(super) struct Served {
     pub services: Vec<Arc<Object>>,
     pub slices: Vec<Arc<Object>>,
-    /// `None`: the nodes do not report it, and a pod that is Ready counts as served.
-    pub applied: Option<Propagation>,
 }
 
 impl Served {
-    /// Why the proxies do not serve the pod yet.
+    /// Why connections to the pod's Services do not reach it yet.
     pub fn unserved(&self, pod: &Pod) -> Option<String> {
-        let applied = self.applied.as_ref().filter(|applied| applied.nodes > 0)?;
         let services = self.services.iter().filter_map(|object| object.get::<Service>());
         services
             .filter(|service| selects(service, pod))
-            .find_map(|service| self.unserved_by(service, pod, applied))
+            .find_map(|service| self.unserved_by(service, pod))
     }
 
-    fn unserved_by(&self, service: &Service, pod: &Pod, applied: &Propagation) -> Option<String> {
+    fn unserved_by(&self, service: &Service, pod: &Pod) -> Option<String> {
         let name = service.metadata.name.as_deref().unwrap_or("");
-        let slices = self.slices.iter().filter(|object| {
+        let mut slices = self.slices.iter().filter(|object| {
             let labels = object.metadata().labels.as_ref();
             labels.and_then(|l| l.get(SERVICE_NAME)).map(String::as_str) == Some(name)
-                && object
-                    .get::<EndpointSlice>()
-                    .is_some_and(|slice| has_ready(slice, pod))
         });
-        match slices.map(|slice| slice.revision()).max() {
-            None => Some(format!("no EndpointSlice of Service {name} has it as ready")),
-            Some(needed) if needed > applied.revision => Some(format!(
-                "node {} has applied EndpointSlices up to resourceVersion {}, that of Service {name} is {needed}",
-                applied.slowest, applied.revision
-            )),
-            Some(_) => None,
-        }
+        let is_endpoint = slices.any(|object| {
+            object
+                .get::<EndpointSlice>()
+                .is_some_and(|slice| has_ready(slice, pod))
+        });
+        (!is_endpoint).then(|| format!("no EndpointSlice of Service {name} has it as ready"))
     }
 }
 
@@ -105,44 +99,34 @@ mod tests {
     }
 
     #[test]
-    fn b6_b7_a_pod_is_served_when_all_nodes_have_applied_the_slices_that_have_it_as_ready() {
+    fn b6_b7_a_pod_is_served_when_each_of_its_services_has_it_as_a_ready_endpoint() {
         let pod: Pod =
             serde_json::from_value(json!({"metadata": {"uid": "u", "labels": {"app": "web", "tier": "1"}}}))
                 .unwrap();
         let web = || service("web", json!({"selector": {"app": "web"}}));
-        let behind = "node n1 has applied EndpointSlices up to resourceVersion 10, that of Service web is 11";
         let none = "no EndpointSlice of Service web has it as ready";
         for (what, services, slices, expected) in [
             ("no service", vec![], vec![], None),
             (
-                "applied",
+                "an endpoint",
                 vec![web()],
                 vec![slice("web", endpoint("u", true), 10)],
                 None,
             ),
             (
-                "not applied",
-                vec![web()],
-                vec![slice("web", endpoint("u", true), 11)],
-                Some(behind),
-            ),
-            (
-                "one of two not applied",
+                "an endpoint of one of two slices",
                 vec![web()],
                 vec![
-                    slice("web", endpoint("u", true), 9),
+                    slice("web", endpoint("v", true), 9),
                     slice("web", endpoint("u", true), 11),
                 ],
-                Some(behind),
+                None,
             ),
             (
-                "a slice of other pods",
-                vec![web()],
-                vec![
-                    slice("web", endpoint("u", true), 9),
-                    slice("web", endpoint("v", true), 11),
-                ],
-                None,
+                "one of two Services",
+                vec![service("api", json!({"selector": {"app": "web"}})), web()],
+                vec![slice("api", endpoint("u", true), 9)],
+                Some(none),
             ),
             ("no slice", vec![web()], vec![], Some(none)),
             (
@@ -152,9 +136,9 @@ mod tests {
                 Some(none),
             ),
             (
-                "another service's",
+                "another pod's",
                 vec![web()],
-                vec![slice("api", endpoint("u", true), 9)],
+                vec![slice("web", endpoint("v", true), 9)],
                 Some(none),
             ),
             (
@@ -172,20 +156,8 @@ mod tests {
                 None,
             ),
         ] {
-            let mut served = Served {
-                services,
-                slices,
-                applied: Some(Propagation {
-                    revision: 10,
-                    nodes: 2,
-                    slowest: "n1".into(),
-                }),
-            };
+            let served = Served { services, slices };
             assert_eq!(served.unserved(&pod).as_deref(), expected, "{what}");
-            served.applied = None;
-            assert_eq!(served.unserved(&pod), None, "{what}, which is not reported");
-            served.applied = Some(Propagation::default());
-            assert_eq!(served.unserved(&pod), None, "{what}, without nodes");
         }
     }
 }

@@ -65,7 +65,7 @@ pub(super) struct Known<'a> {
     pub set: &'a ReplicaSet,
     /// All pods of the set.
     pub pods: &'a [&'a Pod],
-    /// Why the proxies do not serve a pod yet.
+    /// Why a pod's Services do not have it as an endpoint yet.
     pub unserved: &'a dyn Fn(&Pod) -> Option<String>,
     pub now: Timestamp,
 }
@@ -141,7 +141,7 @@ impl fmt::Display for NotAvailable {
             NotAvailable::ReadyFor { seconds, of } => {
                 write!(f, "has been Ready for {seconds} s of {of} (minReadySeconds)")
             }
-            NotAvailable::NotServed(why) => write!(f, "is Ready but not served by all proxies yet: {why}"),
+            NotAvailable::NotServed(why) => write!(f, "is Ready but not an endpoint yet: {why}"),
         }
     }
 }

@@ -279,7 +279,7 @@ async fn b3_the_file_of_a_descheduler_is_read_and_what_has_no_effect_is_named() 
                 ignored: profiles[0].plugins.balance.enabled[1]: Other has no meaning here\n\n";
     assert!(text.starts_with(head), "{text}");
     assert!(
-        text.contains("\n1 move in 1 wave; 2 pods violate a rule"),
+        text.contains("\n1 move in 1 wave; 3 pods violate a rule"),
         "{text}"
     );
 }

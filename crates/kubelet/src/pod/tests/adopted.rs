@@ -288,6 +288,7 @@ fn t3_a_failed_start_is_final_only_when_the_earlier_kubelets_request_cannot_star
 
     let mut life = adopted();
     fail(&mut life, false);
+    life.settle();
     assert_eq!(
         life.status(),
         "Failed c=StartError:128/0",

@@ -61,7 +61,7 @@ fn decided(set: &ReplicaSet, pods: &[Pod], now: i64) -> String {
         pods: &pods,
         unserved: &|pod: &Pod| {
             let is_behind = pod.metadata.name.as_deref() == Some("unserved");
-            is_behind.then(|| "node n1 is behind".to_string())
+            is_behind.then(|| "Service web does not have it".to_string())
         },
         now: at(now),
     });
@@ -98,7 +98,7 @@ fn b6_an_eviction_waits_until_a_single_replica_is_replaced() {
             "not served",
             vec![a(), ready("unserved", 1)],
             5,
-            "wait: replacement unserved is Ready but not served by all proxies yet: node n1 is behind (0 of 1 Ready)",
+            "wait: replacement unserved is Ready but not an endpoint yet: Service web does not have it (0 of 1 Ready)",
         ),
         ("Ready", vec![a(), ready("b", 1)], 5, "proceed"),
         (
