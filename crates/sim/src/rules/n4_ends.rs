@@ -10,9 +10,10 @@ use super::n3_at_rest::differs;
 use crate::finding::Finding;
 use crate::world::{Observation, World};
 
-/// From a change to its arrival, if all components involved have been free of faults for as long: broken watches are
-/// resumed, leaders change, and a request without an answer is repeated.
-const FOLLOWS_WITHIN: SignedDuration = SignedDuration::from_secs(60);
+/// From a change to its arrival, if all components involved have been free of faults for as long: leaders change; a request
+/// whose answer was lost at the end of a fault is given up after 30 s, and the watch is then opened again after a back-off of
+/// up to 30 s and half as much by its jitter.
+const FOLLOWS_WITHIN: SignedDuration = SignedDuration::from_secs(90);
 
 pub(crate) fn check(seen: &Observation<'_>, world: &World) -> Result<(), Finding> {
     if !world.versions.is_kept() {
