@@ -30,15 +30,20 @@ pub fn containerd_config(config: &Config) -> ContainerdConfig {
         systemd_cgroup: config.kubelet.cgroup_driver == CgroupDriver::Systemd,
         shim: match config.shim {
             ShimChoice::RuncV2 => Shim::RuncV2,
-            ShimChoice::Rust => Shim::Knarr { program: program() },
+            ShimChoice::Rust => Shim::Knarr {
+                program: shim_program(),
+            },
         },
         oci_runtime: config.oci_runtime.clone(),
     }
 }
 
-/// The path of this program. It is known wherever /proc is mounted, without which no node runs.
-fn program() -> PathBuf {
-    std::env::current_exe().unwrap_or_else(|_| "/proc/self/exe".into())
+/// The program of knarr's shim: the small one of its own next to this program, which each pod has in memory once, else this program.
+/// The path of this program is known wherever /proc is mounted, without which no node runs.
+fn shim_program() -> PathBuf {
+    let own = std::env::current_exe().unwrap_or_else(|_| "/proc/self/exe".into());
+    let small = own.with_file_name(knarr_shim::NAME);
+    if small.is_file() { small } else { own }
 }
 
 /// The node's resolv.conf, which pods get in addition to the cluster DNS.
