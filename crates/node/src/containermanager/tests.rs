@@ -7,6 +7,7 @@ use knarr_kubelet::cpumanager;
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
 
 use super::admission::{CONTAINER, NUMA_NODE};
 use super::*;
@@ -73,10 +74,21 @@ impl Node {
     async fn start(&self) -> Result<Arc<ContainerManager>, StartError> {
         let root = self.directory.path();
         let (health, _) = mpsc::unbounded_channel();
-        let devices = Devices::new(root, Pool::inline(), Arc::new(SystemClock), health);
+        let devices = Devices::new(
+            root,
+            Pool::inline(CancellationToken::new()),
+            Arc::new(SystemClock),
+            health,
+        );
         let configuration = knarr_kubelet::configuration::read(&self.configuration).unwrap();
         let capacity = BTreeMap::from([("memory".to_string(), Quantity("2Gi".into()))]);
-        let mut manager = ContainerManager::new(root, Pool::inline(), devices, &configuration, &capacity);
+        let mut manager = ContainerManager::new(
+            root,
+            Pool::inline(CancellationToken::new()),
+            devices,
+            &configuration,
+            &capacity,
+        );
         manager.machine = root.join("machine");
         manager.start().await?;
         Ok(Arc::new(manager))

@@ -84,6 +84,7 @@ use crate::host::{Host, host_of};
 use crate::probe;
 use crate::runtime::Runtime;
 use crate::stats::{self, HostMeter, Meter};
+use crate::untrusted_fs::Pool;
 use crate::volumes::{self, Volumes};
 use admission::PodAdmission;
 use at_most_one::StartAnnouncements;
@@ -184,7 +185,12 @@ impl Kubelet {
     ) -> Self {
         let (shutdown, requests) = shutdown::channel();
         let cluster = (api, runtime, clock);
-        let (parts, received) = Parts::new(config, cluster, (pods.clone(), claimed), requests);
+        // Where pods are no processes, all happens in the one order that a replay has.
+        let files = match config.machine {
+            Machine::Host => Pool::new(),
+            Machine::Hollow { .. } => Pool::inline(cancel.clone()),
+        };
+        let (parts, received) = Parts::new(config, cluster, files, (pods.clone(), claimed), requests);
         let probes = parts.probes.clone();
         let containers = parts.managers.containers.clone();
         let measuring = meter.clone();
@@ -279,6 +285,7 @@ impl Parts {
     fn new(
         config: Config,
         (api, runtime, clock): (Arc<dyn Api>, Arc<dyn Runtime>, Arc<dyn Clock>),
+        files: Pool,
         (pods, claimed): (Arc<Store>, volumes::ClaimedPaths),
         shutdown_requests: mpsc::UnboundedReceiver<shutdown::ShutdownRequest>,
     ) -> (Self, Received) {
@@ -300,6 +307,7 @@ impl Parts {
             own_node.clone(),
             (api.clone(), recorder.clone(), clock.clone()),
             (config.machine, host.clone()),
+            files,
             claimed,
         ));
         let events = Events::new(recorder, &config.node_name);

@@ -8,6 +8,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
 
 /// Calls at once of one pod. A file system that does not answer holds up this many threads for it and no more.
 const OF_ONE_MAX: usize = 4;
@@ -36,7 +37,8 @@ impl From<Error> for io::Error {
 /// See the module.
 #[derive(Clone, Debug)]
 pub struct Pool {
-    inline: bool,
+    /// Set for a pool that runs every call on the caller's thread: its kubelet has been killed when this is cancelled.
+    inline: Option<CancellationToken>,
     all: Arc<Semaphore>,
     each: Arc<Mutex<BTreeMap<String, Arc<Semaphore>>>>,
     limit: Duration,
@@ -49,17 +51,18 @@ impl Pool {
 
     pub(super) fn with_limit(limit: Duration) -> Self {
         Pool {
-            inline: false,
+            inline: None,
             all: Arc::new(Semaphore::new(ALL_MAX)),
             each: Arc::default(),
             limit,
         }
     }
 
-    /// For hollow nodes: nothing blocks there, and everything happens in one order.
-    pub fn inline() -> Self {
+    /// For hollow nodes: nothing blocks there, and everything happens in one order. After `killed` no call is run, and none
+    /// returns: the process of a killed kubelet would not exist any more, while here its tasks still wait for timeouts.
+    pub fn inline(killed: CancellationToken) -> Self {
         Pool {
-            inline: true,
+            inline: Some(killed),
             ..Pool::new()
         }
     }
@@ -70,7 +73,10 @@ impl Pool {
         of: impl AsRef<str>,
         call: impl FnOnce() -> io::Result<T> + Send + 'static,
     ) -> Result<T, Error> {
-        if self.inline {
+        if let Some(killed) = &self.inline {
+            if killed.is_cancelled() {
+                std::future::pending::<()>().await;
+            }
             return Ok(call()?);
         }
         let permits = async {

@@ -369,6 +369,22 @@ async fn a6_a_file_system_that_does_not_answer_delays_no_other() {
     drop(done);
 }
 
+#[tokio::test]
+async fn s7_a_killed_kubelet_changes_no_file() {
+    let killed = tokio_util::sync::CancellationToken::new();
+    let pool = Pool::inline(killed.clone());
+    assert_eq!(pool.run("p", || Ok(1)).await.unwrap(), 1);
+    killed.cancel();
+    let is_called = Arc::new(AtomicBool::new(false));
+    let called = is_called.clone();
+    let call = pool.run("p", move || {
+        called.store(true, Ordering::SeqCst);
+        Ok(())
+    });
+    assert!(futures::FutureExt::now_or_never(call).is_none());
+    assert!(!is_called.load(Ordering::SeqCst));
+}
+
 #[test]
 fn a3_this_kernel_can_open_beneath_a_directory() {
     check_kernel().unwrap();

@@ -92,14 +92,10 @@ impl Volumes {
         own_node: Arc<OwnNode>,
         (api, recorder, clock): (Arc<dyn Api>, EventRecorder, Arc<dyn Clock>),
         (machine, host): (Machine, Arc<dyn Host>),
+        files: Pool,
         claimed: ClaimedPaths,
     ) -> Self {
         let node = own_node.name().to_string();
-        // Where pods are no processes, all happens in the one order that a replay has.
-        let files = match machine {
-            Machine::Host => Pool::new(),
-            Machine::Hollow { .. } => Pool::inline(),
-        };
         if let Err(error) = close(&root) {
             warn!(%error, path = %root.display(), "cannot close the kubelet's directory to other users");
         }
