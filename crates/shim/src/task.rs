@@ -14,6 +14,11 @@ use crate::runtime::Runtime;
 use crate::stdio::{Io, Stdio};
 use crate::ttrpc::connection::ReplyTo;
 
+/// A process id as messages have it.
+pub fn pid_number(pid: Pid) -> u32 {
+    u32::try_from(pid.as_raw_nonzero().get()).unwrap_or(0)
+}
+
 /// A process's place in its life.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum State {

@@ -11,7 +11,7 @@ use crate::runtime::Streams;
 use crate::server::service::Purpose;
 use crate::server::service::encode::wait_response;
 use crate::stdio::Stream;
-use crate::task::State;
+use crate::task::{State, pid_number};
 
 impl Server {
     pub(super) fn take_signals(&mut self) {
@@ -164,9 +164,4 @@ impl Server {
         };
         self.publish("/tasks/oom", "containerd.events.TaskOOM", &event);
     }
-}
-
-/// A process id as messages have it.
-pub fn pid_number(pid: Pid) -> u32 {
-    u32::try_from(pid.as_raw_nonzero().get()).unwrap_or(0)
 }

@@ -23,11 +23,10 @@ use crate::mounts;
 use crate::options::Options;
 use crate::runtime::{Runtime, RuntimeError, Streams};
 use crate::server::Server;
-use crate::server::exits::pid_number;
 use crate::spec::Spec;
 use crate::stdio::console::ConsoleSocket;
 use crate::stdio::{self, Owner, Prepared, Stdio};
-use crate::task::{Container, Process};
+use crate::task::{Container, Process, pid_number};
 use crate::ttrpc::connection::ReplyTo;
 
 /// A container that is being made.

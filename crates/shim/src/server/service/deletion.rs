@@ -17,9 +17,8 @@ use crate::exits::Exit;
 use crate::log;
 use crate::mounts;
 use crate::runtime::{RuntimeError, Streams};
-use crate::server::exits::pid_number;
 use crate::server::{Server, Timer};
-use crate::task::{Process, Step};
+use crate::task::{Process, Step, pid_number};
 use crate::ttrpc::connection::ReplyTo;
 
 /// How long the end of output is waited for; as in Go's shim.

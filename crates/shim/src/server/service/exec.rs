@@ -13,10 +13,9 @@ use crate::error::Failure;
 use crate::exits::Exit;
 use crate::runtime::RuntimeError;
 use crate::server::Server;
-use crate::server::exits::pid_number;
 use crate::stdio::console::ConsoleSocket;
 use crate::stdio::{Io, Prepared, Stdio};
-use crate::task::{Exec, Process, State, Step};
+use crate::task::{Exec, Process, State, Step, pid_number};
 use crate::ttrpc::connection::ReplyTo;
 
 /// What a process that was not started has as its exit, for those who wait for it.

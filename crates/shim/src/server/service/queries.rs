@@ -12,9 +12,8 @@ use rustix::process::getpid;
 use super::{Answer, encode};
 use crate::error::Failure;
 use crate::server::Server;
-use crate::server::exits::pid_number;
 use crate::stdio::console;
-use crate::task::{Container, State};
+use crate::task::{Container, State, pid_number};
 use crate::ttrpc::connection::ReplyTo;
 
 impl Server {

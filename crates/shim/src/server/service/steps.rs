@@ -10,8 +10,7 @@ use crate::error::Failure;
 use crate::log;
 use crate::runtime::{RuntimeError, Streams};
 use crate::server::Server;
-use crate::server::exits::pid_number;
-use crate::task::{Container, State, Step};
+use crate::task::{Container, State, Step, pid_number};
 use crate::ttrpc::connection::ReplyTo;
 
 impl Server {
