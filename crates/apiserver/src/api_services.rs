@@ -13,7 +13,7 @@ use serde_json::json;
 
 use crate::cache::change::Filter;
 use crate::loopback::LoopbackClient;
-use crate::pipeline::Target;
+use crate::request::Target;
 
 /// The label of an APIService that the server manages (kube-aggregator `AutoRegisterManagedLabel`).
 const MANAGED: &str = "kube-aggregator.kubernetes.io/automanaged";

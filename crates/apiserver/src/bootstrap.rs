@@ -17,7 +17,7 @@ use crate::authz::default_roles::{self, Reconciliation};
 use crate::endpoint_leases::{EndpointReconciler, RENEW};
 use crate::flow_control;
 use crate::loopback::{LoopbackClient, decode, namespace_and_name};
-use crate::pipeline::Target;
+use crate::request::Target;
 
 /// Kubernetes' system namespaces, the namespace whose Secrets are available to fence agents, and the one of network agents'
 /// Leases.

@@ -22,9 +22,9 @@ use tokio::time::Instant;
 
 use self::memory::Memory;
 pub(crate) use self::metrics::ConversionMetrics;
-use crate::admission::extension::{ClientError, WebhookClient, call_webhook};
 use crate::cache::Cache;
 use crate::seams::{self, Entropy};
+use crate::webhook_client::{ClientError, WebhookClient, call_webhook};
 
 /// The timeout of a webhook call.
 const TIMEOUT: Duration = Duration::from_secs(30);

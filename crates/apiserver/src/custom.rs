@@ -17,7 +17,7 @@ use knarr_apimachinery::Error;
 use crate::api_services::ApiServiceRegistration;
 use crate::cache::change::Filter;
 use crate::loopback::LoopbackClient;
-use crate::pipeline::{Ctx, Target};
+use crate::request::{Ctx, Target};
 
 /// The delay until the next sync after an error, or while a definition is being deleted.
 const RETRY_DELAY: Duration = Duration::from_millis(200);

@@ -29,7 +29,7 @@ use crate::cache::store_error;
 use crate::default_route;
 use crate::keys::MASTER_LEASES;
 use crate::loopback::LoopbackClient;
-use crate::pipeline::Target;
+use crate::request::Target;
 
 /// From one renewal to the next (kube-apiserver's endpoint reconcile interval).
 pub(crate) const RENEW: Duration = Duration::from_secs(10);

@@ -20,11 +20,13 @@ use crate::aggregation::ExtensionServers;
 use crate::authz::{Attributes, Selectors, forbidden};
 use crate::cache::change::EventType;
 use crate::controllers::Controllers;
+use crate::metrics::DeniedRequest;
+use crate::pipeline::Pipeline;
 use crate::pipeline::decode::FieldValidation;
 use crate::pipeline::patch::PatchBody;
 use crate::pipeline::read::ListQuery;
 use crate::pipeline::write::DeleteRequest;
-use crate::pipeline::{Ctx, Origin, Pipeline, Target, not_served};
+use crate::request::{Ctx, Origin, Target, not_served};
 use crate::resource_metrics::ResourceMetrics;
 use crate::subresource::Subresources;
 use crate::subresource::scale::scale_of;
@@ -126,10 +128,13 @@ impl InProcess {
             None | Some(Component::Node(_)) => {}
             Some(_) => {
                 tracing::error!("a request of a component was denied: its role does not allow it: {denied}");
-                self.server
-                    .pipeline
-                    .metrics
-                    .component_denied(&self.user.name, &attributes);
+                self.server.pipeline.metrics.component_denied(&DeniedRequest {
+                    user: &self.user.name,
+                    verb: attributes.verb,
+                    group: attributes.group,
+                    resource: attributes.resource,
+                    subresource: attributes.subresource,
+                });
             }
         }
         Err(denied)

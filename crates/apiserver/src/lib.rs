@@ -14,12 +14,12 @@
 //! | the composition of the parts | `server.rs` |
 //! | connections, limits, timeouts; parsing of headers and query | `http/` |
 //! | the layers of a request: authentication, audit, flow control, authorization, routing | `http/chain.rs` |
-//! | a request's URL | `request.rs`, checked against the kind's scope in `pipeline/target.rs` |
+//! | a request's URL, checked against the kind's scope; its context | `request/`: `info.rs`, `target.rs`; `ctx.rs` |
 //! | authentication, impersonation; kubelets' port | `authn/`, `authn/delegated.rs` |
 //! | RBAC, Node authorizer, default roles | `authz/` (`default_roles.txt`) |
 //! | priority and fairness | `flow_control/`, borrowing of seats in `lending.rs` |
 //! | reads and writes; the stages of a write in their order | `pipeline/`; `pipeline/stages.rs` |
-//! | admission plugins, one file each; policies and webhooks | `admission/`, `admission/extension/` |
+//! | admission plugins, one file each; policies and webhooks; how a webhook is called | `admission/`, `admission/extension/`; `webhook_client.rs` |
 //! | the server's own controllers and writes | `controllers.rs`, `bootstrap.rs`, `loopback.rs` |
 //! | the watch cache; indexes; leaders' terms; custom resources | `cache/`, `cache/index.rs`, `cache/term.rs`, `cache/custom.rs` |
 //! | conditions and names of CustomResourceDefinitions, conversion | `custom.rs`, `conversion.rs` |
@@ -50,6 +50,7 @@ pub mod encryption;
 pub mod endpoint_leases;
 mod flow_control;
 pub mod http;
+pub mod identity;
 mod in_process;
 pub mod joining;
 mod keys;
@@ -67,6 +68,7 @@ mod subresource;
 pub mod tls;
 pub mod user;
 pub mod watch;
+mod webhook_client;
 
 pub use allocation::{ServiceRange, ServiceRangeError};
 pub use server::{Config, ISSUER, Options, Seams, Server, StartError};

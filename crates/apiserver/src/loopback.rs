@@ -13,9 +13,10 @@ use serde_json::Value;
 
 use crate::cache::Cache;
 use crate::cache::change::Filter;
+use crate::pipeline::Pipeline;
 use crate::pipeline::update::UpdateFn;
 use crate::pipeline::write::DeleteRequest;
-use crate::pipeline::{Ctx, Pipeline, Target};
+use crate::request::{Ctx, Target};
 
 /// Reads and writes of the server itself.
 #[derive(Clone)]

@@ -17,8 +17,6 @@
 //! Missing files are created, certificates that expire soon are renewed when the server starts; keys are readable by their
 //! owner only, and a file is written completely or not at all.
 
-mod identity;
-
 use std::fs;
 use std::io::{self, Write};
 use std::net::IpAddr;
@@ -38,8 +36,8 @@ use x509_parser::nom;
 use x509_parser::pem::parse_x509_pem;
 use x509_parser::prelude::{FromDer, X509Certificate};
 
-pub use self::identity::{Identity, pem};
 use crate::authn::token_key::KeyFiles;
+use crate::identity::Identity;
 use crate::signing::Authority;
 
 /// Validity of a CA.

@@ -30,9 +30,9 @@ use crate::http::Http;
 use crate::http::body::{Body, BoxError};
 use crate::http::query::Query;
 use crate::http::response::HandlerResponse;
+use crate::pipeline::Pipeline;
 use crate::pipeline::read::ListQuery;
-use crate::pipeline::{Pipeline, Target, not_allowed, not_served};
-use crate::request::RequestInfo;
+use crate::request::{RequestInfo, Target, not_allowed, not_served};
 use crate::user::User;
 
 pub(crate) const GROUP: &str = "metrics.k8s.io";

@@ -27,7 +27,8 @@ use rustls::{
 
 pub use self::client::connector;
 use crate::authn::certificate::PeerCertificate;
-use crate::pki::{Identity, PreviousClients};
+use crate::identity::Identity;
+use crate::pki::PreviousClients;
 
 /// Why certificates or a key cannot be used for TLS.
 #[derive(Clone, Debug, thiserror::Error)]

@@ -8,7 +8,8 @@ use jiff::Timestamp;
 use knarr_api::certificates::der::{bit_string, context, element, sequence};
 use knarr_api::certificates::{AltName, AttributeType, CertificateRequest, subject_alt_name};
 use knarr_apiserver::authn::certificate::certificate_user;
-use knarr_apiserver::pki::{self, Pki};
+use knarr_apiserver::identity;
+use knarr_apiserver::pki::Pki;
 use knarr_apiserver::signing::Authority;
 use rcgen::{KeyPair, PublicKeyData, SigningKey};
 use x509_parser::certification_request::X509CertificationRequest;
@@ -31,7 +32,7 @@ pub const TARGET: Target = Target {
         let Ok(der) = signed(subject, attributes) else {
             return;
         };
-        let pem = pki::pem(&der).replace("CERTIFICATE", "CERTIFICATE REQUEST");
+        let pem = identity::pem(&der).replace("CERTIFICATE", "CERTIFICATE REQUEST");
         let Ok(request) = CertificateRequest::decode(pem.as_bytes()) else {
             return;
         };

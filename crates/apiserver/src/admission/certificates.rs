@@ -9,7 +9,7 @@ use knarr_apimachinery::Error;
 
 use super::{Admission, Attributes, Operation};
 use crate::authz;
-use crate::pipeline::Ctx;
+use crate::request::Ctx;
 use crate::user::MASTERS;
 
 /// The signer of client certificates for the API server.

@@ -21,7 +21,7 @@ mod pod_resize;
 mod pod_security;
 pub(crate) mod pod_topology_labels;
 mod priority;
-mod quota_ledger;
+pub(crate) mod quota_ledger;
 mod resource_quota;
 mod runtime_class;
 mod service_account;
@@ -43,7 +43,7 @@ use crate::authz::Authorizer;
 use crate::cache::Cache;
 use crate::conversion::Converter;
 use crate::metrics::{AdmissionType, Metrics};
-use crate::pipeline::{Ctx, Target};
+use crate::request::{Ctx, Target};
 use crate::seams::Entropy;
 
 /// Admission: what its plugins, policies and webhooks read, and what they keep between requests.

@@ -7,7 +7,7 @@ use knarr_api::{Object, k8s_openapi, registry};
 use knarr_apimachinery::Error;
 
 use super::{Admission, resource_name};
-use crate::pipeline::Target;
+use crate::request::Target;
 
 const IMMORTAL_NAMESPACES: [&str; 3] = ["default", "kube-system", "kube-public"];
 

@@ -6,7 +6,7 @@ use knarr_apimachinery::Error;
 use knarr_client::NETWORK_NAMESPACE;
 
 use super::Admission;
-use crate::pipeline::{Ctx, Target};
+use crate::request::{Ctx, Target};
 
 impl Admission {
     /// Denies a network agent's write to a Lease that is not its node's. `name` is the object's.

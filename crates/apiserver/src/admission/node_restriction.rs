@@ -20,7 +20,7 @@ use self::nodes::validate_node;
 use self::pods::{validate_mirror_pod, validate_pod_status};
 use self::volumes::{equal_but_reported_status, validate_attachment_use, validate_volume_release};
 use super::{Admission, Attributes, Denial, Operation, deny};
-use crate::pipeline::{Ctx, Target};
+use crate::request::{Ctx, Target};
 
 const NODE_LEASE_NAMESPACE: &str = "kube-node-lease";
 const OWN_LEASE: &str = "can only access node lease with the same name as the requesting node";

@@ -17,7 +17,7 @@ use knarr_apimachinery::Error;
 
 use super::{Admission, Attributes, Operation};
 use crate::cache::change::Filter;
-use crate::pipeline::Ctx;
+use crate::request::Ctx;
 
 /// How many of a namespace's pods are checked when its enforce level becomes stricter.
 const PODS_MAX: usize = 3000;

@@ -11,7 +11,7 @@ use async_trait::async_trait;
 use k8s_openapi::api::core::v1::ResourceQuota;
 use knarr_api::kinds::pod::resources::Amounts;
 use knarr_api::quota::{Charge, QuotaError};
-use knarr_api::{AnyObject, Object, k8s_openapi, registry};
+use knarr_api::{Object, k8s_openapi};
 use knarr_apimachinery::Error;
 use knarr_client::Preconditions;
 use parking_lot::Mutex;
@@ -19,7 +19,6 @@ use tokio::sync::oneshot::{self, error::TryRecvError};
 use tracing::warn;
 
 use crate::cache::Written;
-use crate::pipeline::{Ctx, Pipeline, Target};
 
 /// A quota's namespace and name.
 pub(super) type QuotaKey = (String, String);
@@ -58,7 +57,7 @@ struct PendingCharges {
 }
 
 /// Computes the new quota from the stored one.
-type QuotaChange<'a> = dyn FnMut(&Object) -> Result<ResourceQuota, Error> + Send + 'a;
+pub(crate) type QuotaChange<'a> = dyn FnMut(&Object) -> Result<ResourceQuota, Error> + Send + 'a;
 
 /// Writes quotas (quotaAccessor).
 #[async_trait]
@@ -71,31 +70,6 @@ pub(crate) trait QuotaAccessor: Send + Sync {
         preconditions: &Preconditions,
         change: &mut QuotaChange<'_>,
     ) -> Result<(), Error>;
-}
-
-/// Through the pipeline, like every write: it is admitted like others.
-#[async_trait]
-impl QuotaAccessor for Pipeline {
-    async fn update_quota_status(
-        &self,
-        namespace: &str,
-        name: &str,
-        preconditions: &Preconditions,
-        change: &mut QuotaChange<'_>,
-    ) -> Result<(), Error> {
-        let target = Target {
-            subresource: "status",
-            ..Target::main(&registry::RESOURCE_QUOTA, namespace, name)
-        };
-        let mut ctx = Ctx::of_server(self.clock.now());
-        // No field manager: `status.used` changes with every pod.
-        ctx.manager = None;
-        self.update(&mut ctx, &target, preconditions, &mut |_, old| {
-            Ok(Box::new(change(old)?) as Box<dyn AnyObject>)
-        })
-        .await
-        .map(drop)
-    }
 }
 
 /// The charges of one request, to be [finished](QuotaCharges::finish).
@@ -296,6 +270,7 @@ mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     use futures::future::join_all;
+    use knarr_api::registry;
     use knarr_apimachinery::quantity::Quantity;
     use serde_json::json;
 

@@ -15,8 +15,9 @@ use knarr_apimachinery::Error;
 
 use super::quota_ledger::{ChargeError, QuotaAccessor, QuotaCharges};
 use super::{Admission, Attributes, Operation};
+use crate::cache::MODIFIED;
 use crate::cache::change::Filter;
-use crate::pipeline::{Ctx, MODIFIED};
+use crate::request::Ctx;
 
 impl Admission {
     /// ResourceQuota: charges the object that is about to be written to the quotas of its namespace.

@@ -16,7 +16,7 @@ use knarr_client::{Conn, NodeDialer, Preconditions};
 use serde_json::{Value, json};
 
 use crate::pipeline::write::DeleteRequest;
-use crate::pipeline::{Ctx, Target};
+use crate::request::{Ctx, Target};
 use crate::seams::{Clock, Entropy};
 use crate::server::{Config, ISSUER, Seams, Server};
 use crate::user::{MASTERS, User};

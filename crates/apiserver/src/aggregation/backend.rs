@@ -12,7 +12,7 @@ use serde_json::Value;
 use super::openapi::OpenApiV2;
 use super::spec::Spec;
 use super::transport::{Transport, TransportError};
-use crate::pki::Identity;
+use crate::identity::Identity;
 
 /// The priorities that order groups, and the versions of a group.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

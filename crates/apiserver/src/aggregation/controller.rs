@@ -22,7 +22,7 @@ use super::endpoint::SERVICE_LABEL;
 use super::spec::Spec;
 use crate::cache::change::{Change, Filter};
 use crate::loopback::LoopbackClient;
-use crate::pipeline::{Ctx, Target};
+use crate::request::{Ctx, Target};
 
 /// The interval of checks without a change, and the first retry delay after a failure; it doubles up to the interval.
 const CHECK_EVERY: Duration = Duration::from_secs(30);

@@ -36,7 +36,7 @@ pub(crate) use self::discovery::{DiscoveryFormat, merge};
 pub(crate) use self::extension_servers::ExtensionServers;
 pub(crate) use self::openapi_download::{add_backends_to_index, with_backends};
 pub(crate) use self::proxy::ProxiedResponse;
-use crate::pki::Identity;
+use crate::identity::Identity;
 
 /// The APIServices that name a Service, each with its state.
 pub(crate) struct Aggregation {

@@ -26,7 +26,7 @@ use super::transport::{SendError, Transport, TransportError};
 use crate::http::body::{Body, BoxError, full};
 use crate::http::response::text;
 use crate::http::{Http, header};
-use crate::pipeline::not_served;
+use crate::request::not_served;
 use crate::subresource::node_stream::{copy_upgraded, remove_hop_by_hop_headers};
 use crate::tls::pool::ConnectError;
 use crate::user::User;

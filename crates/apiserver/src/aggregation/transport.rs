@@ -18,7 +18,7 @@ use tokio_rustls::client::TlsStream;
 
 use super::spec::Spec;
 use crate::http::body::Body;
-use crate::pki::Identity;
+use crate::identity::Identity;
 use crate::tls::pool::{ConnectError, Connector, Dial, innermost_error};
 use crate::tls::{TlsError, client};
 

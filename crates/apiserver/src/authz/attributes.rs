@@ -8,8 +8,7 @@ use knarr_api::fields;
 use knarr_api::registry;
 use knarr_apimachinery::labels;
 
-use crate::pipeline::Target;
-use crate::request::RequestInfo;
+use crate::request::{RequestInfo, Target};
 
 /// The attributes of one request. With a `path` it is a non-resource request, and the fields but the verb are empty.
 #[derive(Clone, Copy, Debug, Default)]

@@ -8,7 +8,7 @@ use knarr_api::{AnyObject, Object, k8s_openapi, registry};
 use knarr_apimachinery::field::{ErrorList, Path};
 
 use crate::cache::Cache;
-use crate::pipeline::Target;
+use crate::request::Target;
 
 const LABEL: &str = "resource.kubernetes.io/admin-access";
 

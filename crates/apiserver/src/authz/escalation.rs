@@ -9,7 +9,7 @@ use knarr_apimachinery::Error;
 
 use super::{Attributes, Authorizer, rbac, rules};
 use crate::cache::Cache;
-use crate::pipeline::{Ctx, Target};
+use crate::request::{Ctx, Target};
 use crate::user::MASTERS;
 
 const GROUP: &str = "rbac.authorization.k8s.io";

@@ -11,7 +11,7 @@ use knarr_apimachinery::field::{ErrorList, Path};
 
 use super::{Attributes, Authorizer};
 use crate::cache::Cache;
-use crate::pipeline::Ctx;
+use crate::request::Ctx;
 use crate::user::{MASTERS, User};
 
 /// The parameters of a policy or a binding.

@@ -9,7 +9,7 @@ use knarr_api::{AnyObject, Object, k8s_openapi};
 use knarr_apimachinery::field::{ErrorList, Path};
 
 use super::{Attributes, Authorizer, forbidden_with_reason};
-use crate::pipeline::{Ctx, Target};
+use crate::request::{Ctx, Target};
 use crate::user::User;
 
 /// The user extra of a service account token that is bound to a pod: the pod's node.

@@ -10,10 +10,10 @@ use knarr_apimachinery::Error;
 use knarr_client::Term;
 use knarr_store::{Txn, TxnResult};
 
-use super::Cache;
 use super::term::while_at;
+use super::{Cache, WRITE_ATTEMPTS};
 use crate::keys;
-use crate::pipeline::{WRITE_ATTEMPTS, not_served};
+use crate::request::not_served;
 
 impl Cache {
     /// Like [`Cache::commit`], for the creation of an object of this kind.

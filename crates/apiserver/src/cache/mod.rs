@@ -68,6 +68,13 @@ struct Deposit {
     materialized: oneshot::Sender<Arc<Object>>,
 }
 
+/// How often a write without a resourceVersion is tried again when the object is written in between.
+pub(crate) const WRITE_ATTEMPTS: usize = 100;
+
+/// The message of the error (409) for a write whose object was written in between.
+pub(crate) const MODIFIED: &str =
+    "the object has been modified; please apply your changes to the latest version and try again";
+
 /// The result of a conditional write.
 pub enum Written<T> {
     Done(T),

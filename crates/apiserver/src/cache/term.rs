@@ -8,9 +8,8 @@ use knarr_apimachinery::Error;
 use knarr_client::Term;
 use knarr_store::{Compare, Txn, TxnResult};
 
-use super::{Cache, store_error};
+use super::{Cache, WRITE_ATTEMPTS, store_error};
 use crate::keys;
-use crate::pipeline::WRITE_ATTEMPTS;
 
 /// The transaction, made only while this key is at that revision.
 pub(super) fn while_at(txn: &Txn, key: &Bytes, is: u64) -> Txn {

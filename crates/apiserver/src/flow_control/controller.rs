@@ -11,7 +11,7 @@ use knarr_apimachinery::time::seconds;
 use super::{FlowControl, lending, objects};
 use crate::cache::change::Filter;
 use crate::loopback::LoopbackClient;
-use crate::pipeline::Target;
+use crate::request::Target;
 
 const FIELD_MANAGER: &str = "api-priority-and-fairness-config-consumer-v1";
 

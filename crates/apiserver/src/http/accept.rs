@@ -3,7 +3,7 @@
 use knarr_apimachinery::Error;
 use knarr_strategy::table_response::Include;
 
-use crate::pipeline::with_empty_details;
+use crate::request::with_empty_details;
 
 /// The serialization of a response.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

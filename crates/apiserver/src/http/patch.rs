@@ -5,12 +5,13 @@ use knarr_apimachinery::Error;
 use knarr_apimachinery::field::{ErrorList, Path};
 
 use super::Http;
+use crate::pipeline::Pipeline;
 use crate::pipeline::apply::{ApplyBody, ApplyOptions};
 use crate::pipeline::decode::FieldValidation;
 use crate::pipeline::patch::PatchBody;
 use crate::pipeline::read::invalid_options;
 use crate::pipeline::update::Updated;
-use crate::pipeline::{Ctx, Pipeline, Target};
+use crate::request::{Ctx, Target};
 
 /// The media type of server-side apply.
 const APPLY: &str = "application/apply-patch+yaml";

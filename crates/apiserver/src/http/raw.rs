@@ -33,7 +33,7 @@ use crate::cache::change::Filter;
 use crate::flow_control::FlowControl;
 use crate::metrics::Metrics;
 use crate::metrics::pod_resources;
-use crate::pipeline::{not_allowed, not_served};
+use crate::request::{not_allowed, not_served};
 use crate::resource_metrics::{self, ResourceMetrics};
 
 const AGGREGATED: &str = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList";

@@ -17,11 +17,12 @@ use super::query::check_dry_run;
 use super::response::{HandlerResponse, success, text, watch_error_response};
 use super::{Http, encoded};
 use crate::metrics::Metrics;
+use crate::pipeline::Pipeline;
 use crate::pipeline::commit::Committed;
 use crate::pipeline::decode::{decode_body, syntax, to_json};
 use crate::pipeline::read::{bad_revision, invalid_options};
 use crate::pipeline::write::DeleteRequest;
-use crate::pipeline::{Ctx, Pipeline, Target, not_allowed, not_served};
+use crate::request::{Ctx, Target, not_allowed, not_served};
 use crate::subresource::Subresources;
 
 /// Kinds for which DELETE returns the object; others return a Status.

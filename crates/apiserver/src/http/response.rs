@@ -19,7 +19,7 @@ use super::accept::{Media, MediaTypeOptions, Shape};
 use super::body::{Body, BoxError, GZIP_FROM_BYTES, ListBody, full, gzip};
 use crate::cache::change::frame;
 use crate::pipeline::read::ListResult;
-use crate::pipeline::warnings::Warnings;
+use crate::request::warnings::Warnings;
 use crate::watch::{Item, Watcher};
 
 /// What a handler returns, before the negotiated form is applied.

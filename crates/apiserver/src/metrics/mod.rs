@@ -17,7 +17,6 @@ pub(crate) use self::gauges::{InFlightGauge, LongRunningGauge};
 pub(crate) use self::series::Bounded;
 pub use self::series::Series;
 use self::series::{DRY_RUN, LABELS};
-use crate::authz::Attributes;
 
 /// Upper bounds of the durations of requests, in seconds: kube-apiserver's.
 const REQUEST_SECONDS: [f64; 23] = [
@@ -44,6 +43,15 @@ const POLICY_SECONDS: [f64; 5] = [0.000_000_5, 0.001, 0.01, 0.1, 1.0];
 
 /// Further metrics of the process, in Prometheus' text format.
 type Source = Box<dyn Fn() -> String + Send + Sync>;
+
+/// A request that a component's role does not allow, as labels.
+pub(crate) struct DeniedRequest<'a> {
+    pub user: &'a str,
+    pub verb: &'a str,
+    pub group: &'a str,
+    pub resource: &'a str,
+    pub subresource: &'a str,
+}
 
 /// A phase of admission, as Kubernetes' label `type`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -264,13 +272,13 @@ impl Metrics {
     }
 
     /// Counts a request of a component in this process that its role does not allow.
-    pub(crate) fn component_denied(&self, user: &str, request: &Attributes<'_>) {
+    pub(crate) fn component_denied(&self, denied: &DeniedRequest<'_>) {
         let labels = [
-            request.group,
-            request.resource,
-            request.subresource,
-            user,
-            request.verb,
+            denied.group,
+            denied.resource,
+            denied.subresource,
+            denied.user,
+            denied.verb,
         ];
         self.denied.with_label_values(&labels).inc();
     }
@@ -563,12 +571,13 @@ mod tests {
     #[test]
     fn a6_the_denied_requests_of_components_are_named_by_their_labels() {
         let metrics = Metrics::default();
-        let attributes = Attributes {
+        metrics.component_denied(&DeniedRequest {
+            user: "system:node:n",
             verb: "get",
+            group: "",
             resource: "pods",
-            ..Attributes::default()
-        };
-        metrics.component_denied("system:node:n", &attributes);
+            subresource: "",
+        });
         let expected = "group=\"\",resource=\"pods\",subresource=\"\",user=\"system:node:n\",verb=\"get\"";
         assert_eq!(metrics.denied_components(), [expected]);
     }

@@ -16,8 +16,9 @@ use super::decode::{BodyError, FieldValidation, decode};
 use super::managed_fields::{OnFailure, of, without_managed_fields};
 use super::metadata::check_name;
 use super::update::Updated;
-use super::{Ctx, MODIFIED, Pipeline, Target, WRITE_ATTEMPTS, seconds, yaml};
-use crate::cache::Written;
+use super::{Pipeline, seconds, yaml};
+use crate::cache::{MODIFIED, WRITE_ATTEMPTS, Written};
+use crate::request::{Ctx, Target};
 
 /// The field manager whose client-side apply configuration is migrated.
 const KUBECTL: &str = "kubectl";

@@ -9,8 +9,9 @@ use knarr_strategy::KindStrategy;
 use knarr_strategy::{DeletionPlan, DeletionRequest};
 
 use super::write::{Change, DeleteRequest, Write};
-use super::{Ctx, Pipeline, WRITE_ATTEMPTS, managed_fields};
-use crate::cache::Written;
+use super::{Pipeline, managed_fields};
+use crate::cache::{WRITE_ATTEMPTS, Written};
+use crate::request::Ctx;
 
 /// The result of a write.
 pub(crate) struct Committed {

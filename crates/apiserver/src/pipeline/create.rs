@@ -6,11 +6,12 @@ use knarr_api::custom::definition_name;
 use knarr_api::{AnyObject, Kind, Object, registry};
 use knarr_apimachinery::Error;
 
+use super::Pipeline;
 use super::metadata::check_namespace;
 use super::write::Write;
-use super::{Ctx, Pipeline, Target};
 use crate::authz::{self, Selectors};
 use crate::cache::Written;
+use crate::request::{Ctx, Target};
 use crate::seams;
 
 /// How often another random name is tried when one is taken.

@@ -8,7 +8,8 @@ use knarr_apimachinery::{Error, protobuf};
 use serde::Deserialize;
 use serde::de::{DeserializeOwned, IgnoredAny};
 
-use super::{Ctx, yaml};
+use super::yaml;
+use crate::request::Ctx;
 
 /// How unknown and duplicate fields are handled (`fieldValidation`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -4,11 +4,12 @@ use knarr_api::deletion::Propagation;
 use knarr_apimachinery::Error;
 use knarr_apimachinery::field::{self, ErrorList};
 
+use super::Pipeline;
 use super::commit::Committed;
 use super::read::{ListQuery, ListResult, invalid_options};
 use super::write::{DeleteRequest, Write};
-use super::{Ctx, MODIFIED, Pipeline, Target, WRITE_ATTEMPTS};
-use crate::cache::Written;
+use crate::cache::{MODIFIED, WRITE_ATTEMPTS, Written};
+use crate::request::{Ctx, Target};
 
 impl Pipeline {
     /// Deletes an object, or marks it as being deleted: see [`knarr_strategy::Strategy::plan_deletion`].

@@ -4,9 +4,10 @@ use k8s_openapi::api::core::v1::Pod;
 use knarr_api::k8s_openapi;
 use knarr_apimachinery::Error;
 
+use super::Pipeline;
 use super::write::{Change, Write};
-use super::{Ctx, Pipeline, Target};
 use crate::admission::{Attributes, Operation};
+use crate::request::{Ctx, Target};
 
 impl Pipeline {
     /// Sets the condition that the deletion request has, with the managed fields of a status update. A component sets the condition, so it needs no

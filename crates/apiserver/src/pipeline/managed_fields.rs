@@ -8,8 +8,9 @@ use knarr_api::{AnyObject, Object, convert, k8s_openapi};
 use knarr_apimachinery::Error;
 use serde_json::Value;
 
+use super::Pipeline;
 use super::write::{Change, Write};
-use super::{Ctx, Pipeline, Target};
+use crate::request::{Ctx, Target};
 
 const BINDING: &str = "binding";
 

@@ -9,7 +9,8 @@ use knarr_strategy::KindStrategy;
 use serde_json::Value;
 
 use super::write::{Change, Write};
-use super::{Ctx, Target, preconditions, stamps};
+use super::{preconditions, stamps};
+use crate::request::{Ctx, Target};
 use crate::seams::{self, Entropy};
 
 /// Checks the name and namespace that the client sent. A new object gets its system metadata (`rest.FillObjectMetaSystemFields`).

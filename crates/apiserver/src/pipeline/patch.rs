@@ -9,10 +9,11 @@ use knarr_apimachinery::{Error, codec, field};
 use knarr_client::{Patch, Preconditions};
 use serde_json::Value;
 
+use super::Pipeline;
 use super::decode::{BodyError, FieldValidation, Reason, decode, syntax};
 use super::metadata::check_name;
 use super::preconditions::check_unconditional_update;
-use super::{Ctx, Pipeline, Target, with_empty_details};
+use crate::request::{Ctx, Target, with_empty_details};
 
 /// A parsed patch.
 pub(crate) struct PatchBody {

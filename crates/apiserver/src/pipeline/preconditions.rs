@@ -6,8 +6,9 @@ use knarr_apimachinery::field::{self, ErrorList};
 use knarr_client::Preconditions;
 use knarr_strategy::KindStrategy;
 
-use super::{Ctx, MODIFIED, Target};
+use crate::cache::MODIFIED;
 use crate::keys::upstream_key;
+use crate::request::{Ctx, Target};
 
 /// Checks preconditions that are given as options.
 pub(crate) fn check_preconditions(

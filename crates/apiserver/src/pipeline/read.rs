@@ -14,10 +14,11 @@ use knarr_apimachinery::labels;
 use knarr_store::{KeyRange, Range};
 use serde::{Deserialize, Serialize};
 
-use super::{Ctx, Pipeline, Target};
+use super::Pipeline;
 use crate::cache::change::Filter;
 use crate::cache::{kind_of_stored, store_error};
 use crate::keys;
+use crate::request::{Ctx, Target};
 
 /// As Go's decoder: no padding, trailing bits are ignored.
 const BASE64: GeneralPurpose = GeneralPurpose::new(

@@ -31,10 +31,11 @@ use serde_json::Value;
 
 use super::commit::Committed;
 use super::write::Write;
-use super::{Ctx, Pipeline, Target, metadata};
+use super::{Pipeline, metadata};
 use crate::admission::Operation;
 use crate::cache::Written;
 use crate::metrics::AdmissionType;
+use crate::request::{Ctx, Target};
 
 impl Pipeline {
     /// The stages of a create or an update from the client's object to the one that would be stored, but for a generated name.

@@ -9,7 +9,7 @@ use knarr_api::{AnyObject, k8s_openapi};
 use knarr_apimachinery::time::seconds;
 use knarr_strategy::Part;
 
-use super::{Ctx, Origin};
+use crate::request::{Ctx, Origin};
 
 /// The signer whose requests are approved by the client's address.
 const KUBELET_SERVING: &str = "kubernetes.io/kubelet-serving";

@@ -7,11 +7,12 @@ use knarr_apimachinery::Error;
 use knarr_client::Preconditions;
 use knarr_strategy::KindStrategy;
 
+use super::Pipeline;
 use super::metadata::{check_name, check_namespace};
 use super::preconditions::{check_preconditions, check_uid, check_unconditional_update, is_conditional};
 use super::write::Write;
-use super::{Ctx, MODIFIED, Pipeline, Target, WRITE_ATTEMPTS};
-use crate::cache::Written;
+use crate::cache::{MODIFIED, WRITE_ATTEMPTS, Written};
+use crate::request::{Ctx, Target};
 
 /// Computes the new object from the current one (in the version that is served).
 pub(crate) type UpdateFn<'a> =

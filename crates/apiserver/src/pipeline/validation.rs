@@ -9,9 +9,10 @@ use knarr_strategy::metadata;
 
 use super::preconditions::check_preconditions;
 use super::write::{Change, Write};
-use super::{Ctx, Pipeline, stamps};
+use super::{Pipeline, stamps};
 use crate::allocation::Reserved;
 use crate::authz::{authorize_admin_access, authorize_claim_status, authorize_params, check_escalation};
+use crate::request::Ctx;
 use crate::seams;
 
 impl Pipeline {

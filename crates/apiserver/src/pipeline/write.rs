@@ -8,8 +8,8 @@ use knarr_apimachinery::Error;
 use knarr_client::DeleteOptions;
 use knarr_strategy::Part;
 
-use super::Target;
 use crate::admission::{Attributes, Operation};
+use crate::request::Target;
 
 /// DeleteOptions with the fields that only HTTP requests have.
 #[derive(Clone, Debug, Default)]

@@ -1,4 +1,4 @@
-//! The context of a request in the pipeline: whose it is, what it may do, and what it leaves for the response and the audit log.
+//! The context of a request: whose it is, what it may do, and what it leaves for the response and the audit log.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -13,7 +13,7 @@ use crate::user::User;
 /// The manager of the fields that the server itself writes, as kube-apiserver's user agent names it.
 const FIELD_MANAGER: &str = "kube-apiserver";
 
-/// The context of a request in the pipeline.
+/// The context of a request.
 #[derive(Clone, Debug)]
 pub struct Ctx {
     pub user: User,
@@ -31,7 +31,7 @@ pub struct Ctx {
     pub term: Option<Term>,
     /// `dryRun=All`: everything but the write.
     pub dry_run: bool,
-    /// Whether the cache is known to have caught up with the store since the request was received, see [`super::Pipeline::catch_up`].
+    /// Whether the cache is known to have caught up with the store since the request was received, see `Pipeline::catch_up`.
     pub(crate) caught_up: bool,
     /// The object that admission policies and webhooks get.
     pub admission_object: AdmissionObject,

@@ -8,8 +8,8 @@ use knarr_apimachinery::Error;
 use knarr_apimachinery::error::ResourceRef;
 use knarr_strategy::Part;
 
-use super::{not_allowed, not_served};
-use crate::request::RequestInfo;
+use super::errors::{not_allowed, not_served};
+use super::info::RequestInfo;
 
 /// Verbs with which a namespaced kind may be requested across all namespaces.
 const ACROSS_NAMESPACES: [&str; 2] = ["list", "watch"];

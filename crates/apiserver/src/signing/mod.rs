@@ -17,7 +17,7 @@ use x509_parser::pem::parse_x509_pem;
 use x509_parser::prelude::{FromDer, X509Certificate};
 
 use self::certificate::{CertificateTemplate, Usage};
-use crate::pki::Identity;
+use crate::identity::{self, Identity};
 use crate::seams::{Entropy, SystemEntropy};
 
 /// The longest validity by default (`--cluster-signing-duration`).
@@ -103,7 +103,7 @@ impl Authority {
         };
         let signed = certificate::build(request, &template, &key)?;
         check::verify(&signed, request, &template, &ca).map_err(SignError::Differs)?;
-        Ok(crate::pki::pem(&signed))
+        Ok(identity::pem(&signed))
     }
 
     fn validity(

@@ -60,7 +60,7 @@ fn request_pem(subject: &[(&str, Tag, &[u8])], alt_names: &[AltName]) -> String 
     ]);
     let signature = bit_string(&key.sign(&info).unwrap()).unwrap();
     let request = seq(&[&info, &seq(&[&oid("1.2.840.10045.4.3.2")]), &signature]);
-    crate::pki::pem(&request).replace("CERTIFICATE", "CERTIFICATE REQUEST")
+    crate::identity::pem(&request).replace("CERTIFICATE", "CERTIFICATE REQUEST")
 }
 
 #[test]

@@ -16,7 +16,8 @@ use serde_json::{Value, json};
 
 use super::review::document;
 use crate::authz::Attributes;
-use crate::pipeline::{Ctx, Pipeline, Target};
+use crate::pipeline::Pipeline;
+use crate::request::{Ctx, Target};
 use crate::user::User;
 
 impl Pipeline {

@@ -10,7 +10,8 @@ use serde_json::Value;
 
 use crate::admission::{Operation, pod_topology_labels};
 use crate::http::response::success;
-use crate::pipeline::{AdmissionObject, Ctx, Pipeline, Target};
+use crate::pipeline::Pipeline;
+use crate::request::{AdmissionObject, Ctx, Target};
 
 impl Pipeline {
     pub(super) async fn bind(

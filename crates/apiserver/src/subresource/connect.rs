@@ -5,7 +5,7 @@ use knarr_apimachinery::Error;
 use serde_json::{Value, json};
 
 use crate::http::Http;
-use crate::pipeline::Target;
+use crate::request::Target;
 
 /// The streams that exec and attach may request.
 const STREAMS: [&str; 4] = ["stdin", "stdout", "stderr", "tty"];

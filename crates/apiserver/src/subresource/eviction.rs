@@ -19,9 +19,10 @@ use serde_json::Value;
 use crate::admission::Operation;
 use crate::cache::change::Filter;
 use crate::http::response::success;
+use crate::pipeline::Pipeline;
 use crate::pipeline::preconditions::check_preconditions;
 use crate::pipeline::write::DeleteRequest;
-use crate::pipeline::{AdmissionObject, Ctx, Pipeline, Target};
+use crate::request::{AdmissionObject, Ctx, Target};
 
 impl Pipeline {
     pub(super) async fn evict(

@@ -24,8 +24,9 @@ use crate::authn::Authenticator;
 use crate::http::Http;
 use crate::http::patch::patch_request;
 use crate::http::response::HandlerResponse;
+use crate::pipeline::Pipeline;
 use crate::pipeline::decode::{decode_body, decode_document, decode_value};
-use crate::pipeline::{Ctx, Pipeline, Target, not_allowed, not_served};
+use crate::request::{Ctx, Target, not_allowed, not_served};
 
 /// Subresources that read and write fields of the object itself.
 const OBJECT_SUBRESOURCES: [&str; 5] = ["status", "ephemeralcontainers", "resize", "approval", "finalize"];

@@ -22,7 +22,8 @@ use crate::admission::Operation;
 use crate::http::Http;
 use crate::http::body::{Body, full};
 use crate::http::response::HandlerResponse;
-use crate::pipeline::{Ctx, Pipeline, Target, not_served};
+use crate::pipeline::Pipeline;
+use crate::request::{Ctx, Target, not_served};
 
 /// The query parameters of a log request that are sent to the kubelet.
 const LOG_OPTIONS: [&str; 9] = [

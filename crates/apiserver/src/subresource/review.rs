@@ -14,8 +14,9 @@ use serde_json::Value;
 use super::Subresources;
 use crate::admission::Operation;
 use crate::admission::extension::json_of;
+use crate::pipeline::Pipeline;
 use crate::pipeline::metadata::check_namespace;
-use crate::pipeline::{Ctx, Pipeline, Target, not_served};
+use crate::request::{Ctx, Target, not_served};
 use crate::user::User;
 
 /// The kinds of reviews.

@@ -21,9 +21,9 @@ use crate::http::patch::patch_options;
 use crate::http::response::HandlerResponse;
 use crate::pipeline::apply::{ApplyBody, ApplyOptions};
 use crate::pipeline::decode::{decode_document, to_json};
-use crate::pipeline::managed_fields;
 use crate::pipeline::patch::PatchBody;
-use crate::pipeline::{AdmissionObject, Ctx, Pipeline, Target, not_served, seconds};
+use crate::pipeline::{Pipeline, managed_fields, seconds};
+use crate::request::{AdmissionObject, Ctx, Target, not_served};
 
 /// The change that a request makes.
 enum Change {

@@ -13,7 +13,7 @@ use serde_json::Value;
 use super::Subresources;
 use crate::admission::Operation;
 use crate::authn::service_account::{KubernetesClaims, ObjectReference};
-use crate::pipeline::{Ctx, Target};
+use crate::request::{Ctx, Target};
 use crate::seams;
 
 const SECONDS_DEFAULT: i64 = 3600;

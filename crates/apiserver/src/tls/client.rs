@@ -14,7 +14,7 @@ use rustls::{CertificateError, ClientConfig, DigitallySignedStruct, Error, RootC
 use x509_parser::prelude::{ASN1Time, FromDer, X509Certificate};
 
 use super::{TlsError, certificates, chain_and_key};
-use crate::pki::Identity;
+use crate::identity::Identity;
 
 /// A TLS connector with the client certificate `identity`. Servers must have a certificate of the CA `authority`; without one
 /// any server is accepted: the destinations of a proxy are not verified, as in kube-apiserver.

@@ -20,7 +20,7 @@ use k8s_openapi::jiff::Timestamp;
 use knarr_api::k8s_openapi;
 use knarr_apiserver::authn::certificate::PeerCertificate;
 use knarr_apiserver::http::body::{Body, full};
-use knarr_apiserver::pki::Identity;
+use knarr_apiserver::identity::Identity;
 use knarr_apiserver::tls::Tls;
 use parking_lot::Mutex;
 use rcgen::{BasicConstraints, CertificateParams, IsCa, KeyPair};

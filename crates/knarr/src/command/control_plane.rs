@@ -12,6 +12,7 @@ use knarr_apiserver::audit::{self, Audit};
 use knarr_apiserver::authn::StaticTokens;
 use knarr_apiserver::authn::secret_token::SecretTokenSigner;
 use knarr_apiserver::authn::token_key::KeyFiles;
+use knarr_apiserver::identity::Identity;
 use knarr_apiserver::pki::{self, Pki};
 use knarr_apiserver::seams::SystemEntropy;
 use knarr_apiserver::signing;
@@ -88,7 +89,7 @@ impl ControlPlane {
             service_ranges: range.ranges(),
         };
         // The chain includes the CA, for nodes that know only its pin when they join.
-        let with_ca = pki::Identity {
+        let with_ca = Identity {
             certificate_pem: serving.certificate_pem + pki.ca_pem(),
             ..serving
         };

@@ -8,8 +8,8 @@ use std::sync::Arc;
 
 use clap::Args;
 use knarr_apiserver::authn::bootstrap_token;
+use knarr_apiserver::identity;
 use knarr_apiserver::joining::JOINERS;
-use knarr_apiserver::pki;
 use knarr_client::SystemClock;
 use knarr_client::metrics::Registry;
 use knarr_client::metrics::rest_client::RestClientMetrics;
@@ -305,7 +305,7 @@ async fn first_certificate(
 fn store_kubeconfig(path: &Path, cluster: &Cluster, certificate: &Path) -> Result<(), Failure> {
     use base64::Engine;
     use base64::engine::general_purpose::STANDARD;
-    let pem: String = cluster.authorities.iter().map(|der| pki::pem(der)).collect();
+    let pem: String = cluster.authorities.iter().map(|der| identity::pem(der)).collect();
     let certificate = certificate.display();
     let text = format!(
         "apiVersion: v1
@@ -378,7 +378,7 @@ mod tests {
             authorities: vec![authority.to_vec()],
         };
         assert_eq!(
-            pki::pem(&cluster.authorities[0]).trim(),
+            identity::pem(&cluster.authorities[0]).trim(),
             pki.ca_pem().replace("\r\n", "\n").trim()
         );
         store_kubeconfig(&path, &cluster, Path::new("/c.pem")).unwrap();

@@ -20,7 +20,7 @@ use knarr_apiserver::authn::bearer;
 use knarr_apiserver::authn::certificate::PeerCertificate;
 use knarr_apiserver::authn::delegated::{KubeletAccess, subresources, verb};
 use knarr_apiserver::http::connections::{Connections, Limits, Permit};
-use knarr_apiserver::pki::Identity;
+use knarr_apiserver::identity::Identity;
 use knarr_apiserver::tls::Tls;
 use knarr_client::{Api, Clock, Conn, NodeDialer, SystemClock, TypedApi};
 use knarr_node::server::RequestAuthorizer;

@@ -5,6 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use knarr_api::k8s_openapi::jiff::Timestamp;
+use knarr_apiserver::identity::Identity;
 use knarr_apiserver::pki;
 use knarr_client::metrics::Registry;
 use knarr_client::{Api, SystemClock};
@@ -277,8 +278,8 @@ fn check_cgroups(config: &Config) -> Result<(), Failure> {
     Ok(())
 }
 
-fn identity(stored: &certificates::Identity) -> pki::Identity {
-    pki::Identity {
+fn identity(stored: &certificates::Identity) -> Identity {
+    Identity {
         certificate_pem: stored.certificate_pem.clone(),
         key_pem: stored.key_pem.clone(),
     }

@@ -6,7 +6,6 @@
 //! Kubernetes: otherwise a wrong one could not be corrected.
 
 mod authorizer;
-mod call;
 mod compiled;
 mod policy;
 mod webhook;
@@ -20,12 +19,11 @@ use knarr_api::{AnyObject, Kind, Object, convert, k8s_openapi, registry, scale};
 use knarr_apimachinery::Error;
 use serde_json::{Value, json};
 
-pub(crate) use call::{ClientError, WebhookClient, call_webhook};
 use knarr_strategy::KindStrategy;
 pub(crate) use policy::CompiledPolicies;
 
 use super::{Admission, Operation};
-use crate::pipeline::{AdmissionObject, Ctx, Target};
+use crate::request::{AdmissionObject, Ctx, Target};
 use crate::user::User;
 
 impl Operation {

@@ -24,7 +24,7 @@ use super::compiled::{CompiledCache, compiled};
 use super::webhook::CompiledWebhook;
 use super::{Admission, forbidden};
 use crate::cache::change::Filter;
-use crate::pipeline::Ctx;
+use crate::request::Ctx;
 use crate::user::User;
 
 /// Compiled policies and webhook configurations.

@@ -22,12 +22,12 @@ use serde_json::{Map, Value, json};
 use tokio::time::Instant;
 
 use super::authorizer::UserAuthorizer;
-use super::call::{ClientError, WebhookClient, call_webhook};
 use super::compiled::compiled;
 use super::{Admission, forbidden};
-use crate::pipeline::Ctx;
+use crate::request::Ctx;
 use crate::seams;
 use crate::user::User;
+use crate::webhook_client::{ClientError, WebhookClient, call_webhook};
 
 /// A mutating or validating webhook.
 struct Webhook<'a> {

@@ -9,7 +9,7 @@ use serde_json::Value;
 use super::is_on;
 use crate::admission::Admission;
 use crate::authz;
-use crate::pipeline::{Ctx, Target};
+use crate::request::{Ctx, Target};
 
 impl Admission {
     /// Checks the spec of a TokenRequest.

@@ -13,8 +13,9 @@ use super::served::Served;
 use super::surge::{Decision, Known, OptIn, Wait, decide, opt_in};
 use super::{add_cause, can_ignore_pdb, decoded, is_ready};
 use crate::cache::change::Filter;
+use crate::pipeline::Pipeline;
 use crate::pipeline::preconditions::check_preconditions;
-use crate::pipeline::{Ctx, Pipeline, Target};
+use crate::request::{Ctx, Target};
 
 /// The Retry-After of an eviction that waits for a replacement. client-go retries up to ten times by itself before `kubectl drain` gets the
 /// response, prints it and retries after 5 s. All these times together must be shorter than a usual `--request-timeout`, because when that

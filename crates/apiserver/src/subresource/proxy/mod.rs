@@ -31,7 +31,7 @@ use super::node_stream::{Connector, ForwardedHeaders, ProxyError};
 use crate::http::Http;
 use crate::http::body::{Body, BoxError, full, gzip};
 use crate::http::response::HandlerResponse;
-use crate::pipeline::Target;
+use crate::request::Target;
 use crate::tls::pool::dial_error;
 use crate::tls::{self, TlsError};
 
