@@ -4,6 +4,8 @@
 //! label and field selectors and watches with history; it has no admission, no validation and no storage. Times
 //! come from the [`Clock`] handed in, uids and generated names from a counter: the same requests give the same objects.
 
+mod watch;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,11 +15,9 @@ use futures::StreamExt;
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::Pod;
 use knarr_api::deletion::Propagation;
-use knarr_api::fields;
 use knarr_api::k8s_openapi;
 use knarr_api::registry;
 use knarr_api::{AnyObject, Kind, Object, ObjectKey};
-use knarr_apimachinery::labels;
 use knarr_apimachinery::time::seconds;
 use knarr_apimachinery::{Error, Result};
 use knarr_strategy::KindStrategy;
@@ -26,6 +26,7 @@ use parking_lot::Mutex;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::UnboundedReceiverStream;
 
+use self::watch::{Filter, ObjectChange, Watcher};
 use crate::api::{
     Api, DeleteOptions, List, ListOptions, Patch, Preconditions, WatchEvent, WatchOptions, WatchStream,
 };
@@ -50,12 +51,6 @@ type RawResponses = Arc<dyn Fn(&str) -> serde_json::Value + Send + Sync>;
 /// Group and plural, then namespace and name.
 type StoreKey = (String, String, ObjectKey);
 
-struct Watcher {
-    kind: Kind,
-    filter: Filter,
-    events: mpsc::UnboundedSender<Result<WatchEvent>>,
-}
-
 #[derive(Default)]
 struct State {
     revision: u64,
@@ -70,55 +65,12 @@ struct State {
     delays: Option<Delays>,
 }
 
-#[derive(Clone)]
-struct ObjectChange {
-    revision: u64,
-    old: Option<Arc<Object>>,
-    new: Arc<Object>,
-    deleted: bool,
-}
-
 /// See the module.
 pub struct FakeApi {
     clock: Arc<dyn Clock>,
     state: Arc<Mutex<State>>,
     /// The term that writes are made in.
     term: Option<Term>,
-}
-
-#[derive(Clone)]
-struct Filter {
-    namespace: String,
-    labels: labels::Selector,
-    fields: fields::Selector,
-}
-
-impl Filter {
-    fn new(kind: &Kind, namespace: &str, labels: &str, fields: &str) -> Result<Self> {
-        Ok(Filter {
-            namespace: namespace.to_string(),
-            labels: labels::Selector::parse(labels).map_err(|e| Error::bad_request(e.to_string()))?,
-            fields: fields::Selector::parse(kind, fields)?,
-        })
-    }
-
-    fn matches(&self, object: &Object) -> bool {
-        (self.namespace.is_empty() || self.namespace == object.namespace())
-            && self.labels.matches(object.metadata().labels.as_ref())
-            && self.fields.matches(object)
-    }
-
-    /// The watch event that a watch with this filter gets for a change.
-    fn event(&self, change: &ObjectChange) -> Option<WatchEvent> {
-        let was = change.old.as_ref().is_some_and(|o| self.matches(o));
-        let is = !change.deleted && self.matches(&change.new);
-        match (was, is) {
-            (false, true) => Some(WatchEvent::Added(change.new.clone())),
-            (true, true) => Some(WatchEvent::Modified(change.new.clone())),
-            (true, false) => Some(WatchEvent::Deleted(change.new.clone())),
-            (false, false) => None,
-        }
-    }
 }
 
 fn store_key(kind: &Kind, namespace: &str, name: &str) -> StoreKey {
@@ -143,16 +95,7 @@ impl State {
     }
 
     fn record_change(&mut self, change: ObjectChange) {
-        let kind = change.new.kind();
-        self.watchers.retain(|watcher| {
-            if watcher.kind != *kind {
-                return !watcher.events.is_closed();
-            }
-            match watcher.filter.event(&change) {
-                Some(event) => watcher.events.send(Ok(event)).is_ok(),
-                None => !watcher.events.is_closed(),
-            }
-        });
+        self.watchers.retain(|watcher| watcher.send(&change));
         self.history.push(change);
     }
 
