@@ -10,7 +10,6 @@ use super::checks::{
     not_negative_if_set, not_negative_or_percent, text, update_generation,
 };
 use super::template::{self, ReplicaCounts};
-use super::warnings;
 use crate::table::{self, Cell, Column};
 use crate::{Part, Strategy};
 
@@ -101,20 +100,13 @@ impl Strategy for Deployment {
     }
 
     fn warnings(&self) -> Vec<String> {
-        let name = warnings::name_warning(text(&self.metadata.name));
-        let scale_down = warnings::scale_down_warning(&self.metadata);
-        let all = name.into_iter().chain(scale_down);
-        all.chain(template_warnings(self)).collect()
+        let template = self.spec.as_ref().map(|s| &s.template);
+        template::workload_warnings(&self.metadata, template)
     }
 
-    /// The template is only checked for warnings if the generation changed: an update of the metadata alone does not repeat them.
     fn warnings_on_update(&self, old: &Self) -> Vec<String> {
-        let scale_down = warnings::scale_down_warning_on_update(&self.metadata, &old.metadata);
-        let of_template = match self.metadata.generation == old.metadata.generation {
-            true => Vec::new(),
-            false => template_warnings(self),
-        };
-        scale_down.into_iter().chain(of_template).collect()
+        let template = self.spec.as_ref().map(|s| &s.template);
+        template::workload_warnings_on_update(&self.metadata, &old.metadata, template)
     }
 
     fn columns() -> &'static [Column] {
@@ -147,11 +139,6 @@ impl Strategy for Deployment {
             table::selector_text(&spec.selector).into(),
         ]
     }
-}
-
-fn template_warnings(object: &Deployment) -> Vec<String> {
-    let template = object.spec.as_ref().map(|s| &s.template);
-    template.map(template::warnings).unwrap_or_default()
 }
 
 fn check_strategy(strategy: &DeploymentStrategy, errors: &mut ErrorList) {

@@ -5,9 +5,8 @@ use k8s_openapi::api::core::v1::ReplicationController;
 use k8s_openapi::jiff::Timestamp;
 use knarr_apimachinery::field::{ErrorList, Path};
 
-use super::checks::{drop_empty, not_negative_if_set, spec_and_status, text};
+use super::checks::{drop_empty, not_negative_if_set, spec_and_status};
 use super::template::{self, ReplicaCounts};
-use super::warnings;
 use crate::table::{self, Cell, Column};
 use crate::{Part, Strategy};
 
@@ -77,20 +76,13 @@ impl Strategy for ReplicationController {
     const ORPHANS_BY_DEFAULT: bool = true;
 
     fn warnings(&self) -> Vec<String> {
-        let name = warnings::name_warning(text(&self.metadata.name));
-        let scale_down = warnings::scale_down_warning(&self.metadata);
-        let all = name.into_iter().chain(scale_down);
-        all.chain(template_warnings(self)).collect()
+        let template = self.spec.as_ref().and_then(|s| s.template.as_ref());
+        template::workload_warnings(&self.metadata, template)
     }
 
-    /// The template is only checked for warnings if the generation changed: an update of the metadata alone does not repeat them.
     fn warnings_on_update(&self, old: &Self) -> Vec<String> {
-        let scale_down = warnings::scale_down_warning_on_update(&self.metadata, &old.metadata);
-        let of_template = match self.metadata.generation == old.metadata.generation {
-            true => Vec::new(),
-            false => template_warnings(self),
-        };
-        scale_down.into_iter().chain(of_template).collect()
+        let template = self.spec.as_ref().and_then(|s| s.template.as_ref());
+        template::workload_warnings_on_update(&self.metadata, &old.metadata, template)
     }
 
     fn columns() -> &'static [Column] {
@@ -122,9 +114,4 @@ impl Strategy for ReplicationController {
             table::labels(spec.selector.iter().flatten()).into(),
         ]
     }
-}
-
-fn template_warnings(object: &ReplicationController) -> Vec<String> {
-    let template = object.spec.as_ref().and_then(|s| s.template.as_ref());
-    template.map(template::warnings).unwrap_or_default()
 }

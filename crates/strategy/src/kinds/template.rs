@@ -4,13 +4,14 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::PodTemplateSpec;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
 use knarr_apimachinery::field::{ErrorList, Path};
 use knarr_apimachinery::labels::{Selector, has_no_requirement};
 use knarr_apimachinery::meta;
 
 use super::checks::{Json, json, json_selector, label_selector, text};
 use super::pod::{drop_disabled_fields, pod_template_warnings, set_pod_spec_defaults, validate_pod_template};
+use super::warnings::{name_warning, scale_down_warning, scale_down_warning_on_update};
 use crate::table::{self, Cell};
 
 /// Sets the defaults of a template, which always has metadata and a pod spec, and drops fields of disabled features. v1.36 drops
@@ -25,6 +26,29 @@ pub fn set_defaults(template: &mut PodTemplateSpec) {
 /// Warnings about the pods of a workload whose template is at `spec.template`.
 pub fn warnings(template: &PodTemplateSpec) -> Vec<String> {
     warnings_at(template, &Path::new("spec").child("template"))
+}
+
+/// Warnings about a workload whose pods are named after it and may be scaled down by a policy: Deployment, ReplicaSet and
+/// ReplicationController.
+pub fn workload_warnings(metadata: &ObjectMeta, template: Option<&PodTemplateSpec>) -> Vec<String> {
+    let name = name_warning(text(&metadata.name));
+    let scale_down = scale_down_warning(metadata);
+    let all = name.into_iter().chain(scale_down);
+    all.chain(template.map(warnings).unwrap_or_default()).collect()
+}
+
+/// The same on an update. The template is only checked if the generation changed: an update of the metadata alone does not repeat its warnings.
+pub fn workload_warnings_on_update(
+    metadata: &ObjectMeta,
+    old: &ObjectMeta,
+    template: Option<&PodTemplateSpec>,
+) -> Vec<String> {
+    let scale_down = scale_down_warning_on_update(metadata, old);
+    let of_template = match metadata.generation == old.generation {
+        true => Vec::new(),
+        false => template.map(warnings).unwrap_or_default(),
+    };
+    scale_down.into_iter().chain(of_template).collect()
 }
 
 pub fn warnings_at(template: &PodTemplateSpec, path: &Path) -> Vec<String> {
