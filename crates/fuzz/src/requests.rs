@@ -4,7 +4,7 @@ use http::Method;
 use knarr_apiserver::authn;
 use knarr_apiserver::http::accept;
 use knarr_apiserver::http::query::Query;
-use knarr_apiserver::pipeline::read::ContinueToken;
+use knarr_apiserver::pipeline::continue_token::ContinueToken;
 use knarr_apiserver::pipeline::yaml;
 use knarr_apiserver::request::RequestInfo;
 use serde_json::Value;

@@ -6,6 +6,7 @@
 
 pub mod apply;
 pub(crate) mod commit;
+pub mod continue_token;
 pub mod create;
 pub mod decode;
 pub mod delete;
