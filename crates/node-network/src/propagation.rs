@@ -14,6 +14,7 @@ use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{self as core, ConfigMap};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use knarr_api::k8s_openapi;
+use knarr_api::kinds::pod::is_ready;
 use knarr_api::propagation::{CONFIG_MAP, Propagation, REVISION};
 use knarr_api::registry;
 use knarr_api::{Object, ObjectKey};
@@ -146,13 +147,6 @@ fn is_everywhere(all: &Propagation, node_name: &str, revision: u64) -> bool {
 fn addresses(pod: &core::Pod) -> Vec<IpAddr> {
     let ips = pod.status.iter().flat_map(|s| s.pod_ips.iter().flatten());
     ips.filter_map(|ip| ip.ip.parse().ok()).collect()
-}
-
-fn is_ready(pod: &core::Pod) -> bool {
-    let conditions = pod.status.iter().flat_map(|s| s.conditions.iter().flatten());
-    conditions
-        .into_iter()
-        .any(|c| c.type_ == "Ready" && c.status == "True")
 }
 
 /// The revision at which its deletion is known to have been requested; `None` if it was not.

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::Pod;
+use knarr_api::kinds::pod::is_ready;
 use knarr_api::kinds::pod::surge_first::{SURGE_FIRST, record_eviction_request};
 use knarr_api::{Kind, Object, k8s_openapi, registry};
 use knarr_apimachinery::Error;
@@ -11,7 +12,7 @@ use knarr_client::Preconditions;
 
 use super::served::Served;
 use super::surge::{Decision, Known, OptIn, Wait, decide, opt_in};
-use super::{add_cause, can_ignore_pdb, decoded, is_ready};
+use super::{add_cause, can_ignore_pdb, decoded};
 use crate::cache::change::Filter;
 use crate::pipeline::Pipeline;
 use crate::pipeline::preconditions::check_preconditions;

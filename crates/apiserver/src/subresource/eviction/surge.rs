@@ -7,14 +7,14 @@
 use std::fmt;
 
 use k8s_openapi::api::apps::v1::ReplicaSet;
-use k8s_openapi::api::core::v1::{Pod, PodCondition};
+use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use knarr_api::k8s_openapi;
 use knarr_api::kinds::pod::surge_first::{
     EVICTION, SURGE_FIRST, SurgeWindow, eviction_requested, replaced_first, surge_limit, surge_window,
 };
-use knarr_api::kinds::pod::{at_most_one, is_terminal};
+use knarr_api::kinds::pod::{at_most_one, condition, is_terminal};
 
 /// What the annotation of a pod means for its eviction.
 #[derive(Debug, PartialEq)]
@@ -282,11 +282,6 @@ fn not_available(pod: &Pod, min_ready_seconds: i32, known: &Known<'_>) -> Option
 fn is_active(pod: &Pod) -> bool {
     let is_evicted = condition(pod, "DisruptionTarget").is_some_and(|c| c.status == "True");
     !is_terminal(pod) && pod.metadata.deletion_timestamp.is_none() && !is_evicted
-}
-
-fn condition<'a>(pod: &'a Pod, type_: &str) -> Option<&'a PodCondition> {
-    let conditions = pod.status.as_ref()?.conditions.as_ref()?;
-    conditions.iter().find(|c| c.type_ == type_)
 }
 
 fn created(pod: &Pod) -> Option<Timestamp> {

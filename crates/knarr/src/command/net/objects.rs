@@ -204,12 +204,6 @@ pub fn node_of(pod: &core::Pod) -> Option<&str> {
     name.filter(|name| !name.is_empty())
 }
 
-/// The pod condition of this type.
-pub fn condition<'a>(pod: &'a core::Pod, type_: &str) -> Option<&'a core::PodCondition> {
-    let conditions = pod.status.iter().flat_map(|s| s.conditions.iter().flatten());
-    conditions.into_iter().find(|c| c.type_ == type_)
-}
-
 /// `namespace/name`.
 pub fn pod_name(pod: &core::Pod) -> String {
     let metadata = &pod.metadata;

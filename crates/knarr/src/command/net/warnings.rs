@@ -6,12 +6,12 @@ use k8s_openapi::api::core::v1 as core;
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use knarr_api::k8s_openapi;
-use knarr_api::kinds::pod::is_terminal;
+use knarr_api::kinds::pod::{condition, is_ready, is_terminal};
 use knarr_apimachinery::labels::Selector;
 use knarr_network::catalog::ServiceKey;
 use knarr_network::proxy::Family;
 
-use super::objects::{NetworkObjects, condition, name_of, phase, pod_addresses};
+use super::objects::{NetworkObjects, name_of, phase, pod_addresses};
 use super::service_report::{PortReport, ServiceReport, family_name};
 use crate::command::columns::some;
 
@@ -103,9 +103,8 @@ fn of_pods(
         found.push(warning);
         return;
     }
-    let is_ready = |pod: &&core::Pod| condition(pod, "Ready").is_some_and(|c| c.status == "True");
     let publishes = spec.publish_not_ready_addresses.unwrap_or(false);
-    if !publishes && !pods.iter().any(is_ready) {
+    if !publishes && !pods.iter().any(|pod| is_ready(pod)) {
         let states: Vec<String> = pods
             .iter()
             .map(|pod| format!("{} ({})", name(pod), state(pod)))
