@@ -2,38 +2,111 @@
 
 use std::fmt::{self, Display, Write};
 
+/// The longest path that is kept in place. Most fields of a pod are within 60 bytes
+/// (`spec.template.spec.containers[0].livenessProbe.httpGet.path`); with its length the path has 96 bytes.
+const IN_PLACE_BYTES: usize = 94;
+/// Decimal digits of the largest index.
+const INDEX_DIGITS: usize = 20;
+
 /// A path into an object: `spec.containers[0].ports[1].name`, `metadata.labels[a/b]`.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Path(String);
+///
+/// Validation makes hundreds of paths for each object and shows one only where it finds an error. So a path is copied, and memory is
+/// allocated for long ones only.
+#[derive(Clone)]
+pub struct Path(Text);
+
+#[derive(Clone)]
+enum Text {
+    InPlace { len: u8, bytes: [u8; IN_PLACE_BYTES] },
+    Allocated(String),
+}
+
+impl Text {
+    fn concat(parts: &[&str]) -> Self {
+        let len = parts.iter().map(|part| part.len()).sum::<usize>();
+        let mut bytes = [0; IN_PLACE_BYTES];
+        match (bytes.get_mut(..len), u8::try_from(len)) {
+            (Some(mut rest), Ok(len)) => {
+                for part in parts {
+                    let (part_bytes, behind) = rest.split_at_mut(part.len());
+                    part_bytes.copy_from_slice(part.as_bytes());
+                    rest = behind;
+                }
+                Text::InPlace { len, bytes }
+            }
+            _ => Text::Allocated(parts.concat()),
+        }
+    }
+}
 
 impl Path {
     pub fn new(root: &str) -> Self {
-        Path(root.to_string())
+        Path(Text::concat(&[root]))
     }
 
     pub fn child(&self, name: &str) -> Self {
-        match self.0.is_empty() {
-            true => Path(name.to_string()),
-            false => Path([&self.0, ".", name].concat()),
+        match self.as_str() {
+            "" => Path(Text::concat(&[name])),
+            parent => Path(Text::concat(&[parent, ".", name])),
         }
     }
 
     pub fn index(&self, i: usize) -> Self {
-        self.key(&i.to_string())
+        let mut digits = [b'0'; INDEX_DIGITS];
+        let mut first = INDEX_DIGITS;
+        let mut rest = i;
+        for (at, digit) in digits.iter_mut().enumerate().rev() {
+            // A remainder of ten fits.
+            *digit = b'0' + u8::try_from(rest % 10).unwrap_or_default();
+            first = at;
+            rest /= 10;
+            if rest == 0 {
+                break;
+            }
+        }
+        self.key(std::str::from_utf8(&digits[first..]).unwrap_or_default())
     }
 
     pub fn key(&self, key: &str) -> Self {
-        Path([&self.0, "[", key, "]"].concat())
+        Path(Text::concat(&[self.as_str(), "[", key, "]"]))
     }
 
     pub fn as_str(&self) -> &str {
-        &self.0
+        match &self.0 {
+            // They were copied from whole strings.
+            Text::InPlace { len, bytes } => {
+                std::str::from_utf8(&bytes[..usize::from(*len)]).unwrap_or_default()
+            }
+            Text::Allocated(text) => text,
+        }
+    }
+}
+
+impl Default for Path {
+    fn default() -> Self {
+        Path::new("")
+    }
+}
+
+impl PartialEq for Path {
+    fn eq(&self, other: &Self) -> bool {
+        self.as_str() == other.as_str()
+    }
+}
+impl Eq for Path {}
+
+impl fmt::Debug for Path {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Path").field(&self.as_str()).finish()
     }
 }
 
 impl Display for Path {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(if self.0.is_empty() { "<nil>" } else { &self.0 })
+        match self.as_str() {
+            "" => f.write_str("<nil>"),
+            path => f.write_str(path),
+        }
     }
 }
 
@@ -317,7 +390,28 @@ impl std::error::Error for ErrorList {}
 
 #[cfg(test)]
 mod tests {
-    use super::quoted;
+    use super::{IN_PLACE_BYTES, Path, Text, quoted};
+
+    #[test]
+    fn paths_are_written_as_kubernetes_writes_them_whatever_their_length() {
+        let name = Path::new("spec").child("containers").index(0).child("name");
+        assert_eq!(name.as_str(), "spec.containers[0].name");
+        assert_eq!(Path::new("metadata").key("a/b").to_string(), "metadata[a/b]");
+        assert_eq!(Path::default().to_string(), "<nil>");
+        assert_eq!(Path::new("").child("spec"), Path::new("spec"));
+        assert_eq!(Path::new("a").index(1_234_567_890).as_str(), "a[1234567890]");
+        assert_eq!(
+            Path::new("a").index(usize::MAX).as_str(),
+            format!("a[{}]", usize::MAX)
+        );
+        for len in [IN_PLACE_BYTES - 1, IN_PLACE_BYTES, IN_PLACE_BYTES + 1, 1000] {
+            let root = "ü".repeat(len / 2) + &"x".repeat(len % 2);
+            let path = Path::new(&root);
+            assert_eq!((path.as_str(), root.len()), (root.as_str(), len));
+            assert_eq!(matches!(path.0, Text::InPlace { .. }), len <= IN_PLACE_BYTES);
+            assert_eq!(path.child("a").index(3).as_str(), format!("{root}.a[3]"));
+        }
+    }
 
     #[test]
     fn strings_are_quoted_as_go_quotes_them() {

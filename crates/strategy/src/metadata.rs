@@ -140,7 +140,8 @@ fn changes(meta: &ObjectMeta, old: &ObjectMeta) -> ErrorList {
     if generation < old.generation.unwrap_or(0) {
         errors.invalid(&path.child("generation"), generation, "must not be decremented");
     }
-    let mut same = |field: &str, new: Option<String>, old: Option<String>| {
+    // Nearly all updates keep these fields: they are rendered only where they differ.
+    let mut immutable = |field: &str, new: Option<String>, old: Option<String>| {
         if new != old {
             errors.push(FieldError {
                 cause: Cause::Invalid,
@@ -150,30 +151,44 @@ fn changes(meta: &ObjectMeta, old: &ObjectMeta) -> ErrorList {
             });
         }
     };
-    let text = |s: &Option<String>| Some(s.as_deref().unwrap_or("").shown());
-    let time = |t: &Option<Time>| {
-        t.as_ref()
-            .map(|t| t.0.strftime("%Y-%m-%dT%H:%M:%SZ").to_string().shown())
-    };
-    same("name", text(&meta.name), text(&old.name));
-    same("namespace", text(&meta.namespace), text(&old.namespace));
-    same("uid", text(&meta.uid), text(&old.uid));
-    same(
-        "creationTimestamp",
-        time(&meta.creation_timestamp),
-        time(&old.creation_timestamp),
-    );
-    same(
-        "deletionTimestamp",
-        time(&meta.deletion_timestamp),
-        time(&old.deletion_timestamp),
-    );
+    for (field, new, old) in [
+        ("name", &meta.name, &old.name),
+        ("namespace", &meta.namespace, &old.namespace),
+        ("uid", &meta.uid, &old.uid),
+    ] {
+        let text = |s: &Option<String>| Some(s.as_deref().unwrap_or("").shown());
+        if new != old {
+            immutable(field, text(new), text(old));
+        }
+    }
+    for (field, new, old) in [
+        (
+            "creationTimestamp",
+            &meta.creation_timestamp,
+            &old.creation_timestamp,
+        ),
+        (
+            "deletionTimestamp",
+            &meta.deletion_timestamp,
+            &old.deletion_timestamp,
+        ),
+    ] {
+        let time = |t: &Option<Time>| {
+            t.as_ref()
+                .map(|t| t.0.strftime("%Y-%m-%dT%H:%M:%SZ").to_string().shown())
+        };
+        if new != old {
+            immutable(field, time(new), time(old));
+        }
+    }
     let seconds = |s: Option<i64>| s.map(|s| s.to_string());
-    same(
-        "deletionGracePeriodSeconds",
-        seconds(meta.deletion_grace_period_seconds),
-        seconds(old.deletion_grace_period_seconds),
+    let (new, old) = (
+        meta.deletion_grace_period_seconds,
+        old.deletion_grace_period_seconds,
     );
+    if new != old {
+        immutable("deletionGracePeriodSeconds", seconds(new), seconds(old));
+    }
     errors.extend(labels(meta.labels.as_ref(), &path.child("labels")));
     errors.extend(annotations(meta.annotations.as_ref(), &path.child("annotations")));
     errors.extend(owner_references(meta, &path.child("ownerReferences")));
@@ -311,4 +326,64 @@ fn managed_fields(meta: &ObjectMeta, path: &Path) -> ErrorList {
         }
     }
     errors
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::jiff::Timestamp;
+    use knarr_api::registry;
+
+    use super::*;
+
+    fn meta(second: i64) -> ObjectMeta {
+        ObjectMeta {
+            name: Some("a".into()),
+            namespace: Some("b".into()),
+            uid: Some("u".into()),
+            resource_version: Some("1".into()),
+            creation_timestamp: Timestamp::from_second(second).ok().map(Time),
+            ..ObjectMeta::default()
+        }
+    }
+
+    fn errors(new: &ObjectMeta, old: &ObjectMeta) -> Vec<String> {
+        changes(new, old).iter().map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn immutable_metadata_is_shown_where_it_differs_and_absent_text_is_empty_text() {
+        let old = meta(0);
+        assert_eq!(errors(&meta(0), &old), [""; 0]);
+        let absent = ObjectMeta { uid: None, ..meta(0) };
+        let empty = ObjectMeta {
+            uid: Some(String::new()),
+            ..meta(0)
+        };
+        assert_eq!(errors(&absent, &empty), [""; 0]);
+        let new = ObjectMeta {
+            name: Some("c".into()),
+            uid: None,
+            deletion_grace_period_seconds: Some(3),
+            ..meta(60)
+        };
+        assert_eq!(
+            errors(&new, &old),
+            [
+                r#"metadata.name: Invalid value: "c": field is immutable"#,
+                r#"metadata.uid: Invalid value: "": field is immutable"#,
+                r#"metadata.creationTimestamp: Invalid value: "1970-01-01T00:01:00Z": field is immutable"#,
+                "metadata.deletionGracePeriodSeconds: Invalid value: 3: field is immutable",
+            ]
+        );
+        let without = ObjectMeta {
+            creation_timestamp: None,
+            ..meta(0)
+        };
+        assert_eq!(
+            errors(&without, &old),
+            ["metadata.creationTimestamp: Invalid value: null: field is immutable"]
+        );
+        let twice = validate_update(&registry::CONFIG_MAP, Part::Main, &new, &old);
+        assert_eq!(twice.len(), 2 * errors(&new, &old).len());
+    }
 }

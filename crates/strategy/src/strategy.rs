@@ -58,13 +58,12 @@ impl MetadataChecks {
 
 /// Restores the metadata that a status update may not change; managedFields were computed before, and stay.
 pub(crate) fn keep_metadata(new: &mut ObjectMeta, old: &ObjectMeta) {
-    let kept = old.clone();
-    new.deletion_timestamp = kept.deletion_timestamp;
-    new.generation = kept.generation;
-    new.labels = kept.labels;
-    new.annotations = kept.annotations;
-    new.finalizers = kept.finalizers;
-    new.owner_references = kept.owner_references;
+    new.deletion_timestamp.clone_from(&old.deletion_timestamp);
+    new.generation = old.generation;
+    new.labels.clone_from(&old.labels);
+    new.annotations.clone_from(&old.annotations);
+    new.finalizers.clone_from(&old.finalizers);
+    new.owner_references.clone_from(&old.owner_references);
 }
 
 /// The rules of a kind. See the module.

@@ -182,7 +182,7 @@ fn sync_app_armor(spec: &mut PodSpec, annotations: &BTreeMap<String, String>) {
 pub(super) fn for_update(pod: &mut Pod, old: &Pod, part: Part) {
     match part {
         Part::Main => {
-            pod.status.clone_from(&old.status);
+            keep(&mut pod.status, &old.status);
             update_generation(pod, old);
         }
         Part::Status => for_status_update(pod, old),
@@ -199,6 +199,13 @@ pub(super) fn for_update(pod: &mut Pod, old: &Pod, part: Part) {
         Part::Other("resize") => for_resize(pod, old),
         // A binding sets the spec, but does not change the generation.
         Part::Other(_) => {}
+    }
+}
+
+/// Restores a part of the object. Most clients send it as it is, and to compare it costs less than a copy of it.
+fn keep<T: Clone + PartialEq>(new: &mut T, old: &T) {
+    if new != old {
+        new.clone_from(old);
     }
 }
 
@@ -219,7 +226,7 @@ fn reset_object_meta_for_status(meta: &mut ObjectMeta, old: &ObjectMeta) {
 }
 
 fn for_status_update(pod: &mut Pod, old: &Pod) {
-    pod.spec.clone_from(&old.spec);
+    keep(&mut pod.spec, &old.spec);
     pod.metadata.generation = old.metadata.generation;
     pod.metadata
         .deletion_timestamp

@@ -2,6 +2,7 @@
 //! gates node selector and node affinity may change, too. The subresources `resize` and `ephemeralcontainers` have their own
 //! rules.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use crate::metadata;
@@ -22,8 +23,9 @@ const UPDATABLE: &str = "pod updates may not change fields other than `spec.cont
 `spec.initContainers[*].image`,`spec.activeDeadlineSeconds`,`spec.tolerations` (only additions to existing \
 tolerations),`spec.terminationGracePeriodSeconds` (allow it to be set to 1 if it was previously negative)";
 
-fn spec_of(pod: &Pod) -> PodSpec {
-    pod.spec.clone().unwrap_or_default()
+fn spec_of(pod: &Pod) -> Cow<'_, PodSpec> {
+    let spec = pod.spec.as_ref().map(Cow::Borrowed);
+    spec.unwrap_or_default()
 }
 
 /// The rules for a new pod, and those for changes of its annotations.
@@ -44,10 +46,13 @@ pub(in crate::kinds::pod) fn validate_update(pod: &Pod, old: &Pod) -> ErrorList 
     let mut errors = validate_metadata_and_spec(pod, old);
     let path = Path::new("spec");
     let (spec, before) = (spec_of(pod), spec_of(old));
-    let init = |spec: &PodSpec| spec.init_containers.clone().unwrap_or_default();
     for (field, new, old) in [
-        ("containers", &spec.containers, &before.containers),
-        ("initContainers", &init(&spec), &init(&before)),
+        ("containers", &*spec.containers, &*before.containers),
+        (
+            "initContainers",
+            spec.init_containers.as_deref().unwrap_or_default(),
+            before.init_containers.as_deref().unwrap_or_default(),
+        ),
     ] {
         let at = path.child(field);
         if new.len() != old.len() {
@@ -61,10 +66,10 @@ pub(in crate::kinds::pod) fn validate_update(pod: &Pod, old: &Pod) -> ErrorList 
     }
     tolerations(&spec, &before, &path.child("tolerations"), &mut errors);
     gates(&spec, &before, &path.child("schedulingGates"), &mut errors);
-    if spec == before {
+    if *spec == *before {
         return errors;
     }
-    let mut rest = spec;
+    let mut rest = spec.into_owned();
     for (new, old) in rest.containers.iter_mut().zip(&before.containers) {
         new.image.clone_from(&old.image);
     }
@@ -82,8 +87,8 @@ pub(in crate::kinds::pod) fn validate_update(pod: &Pod, old: &Pod) -> ErrorList 
     if before.scheduling_gates.as_ref().is_some_and(|g| !g.is_empty()) {
         gated(&mut rest, &before, &path, &mut errors);
     }
-    if rest != before {
-        let difference = internal::difference("PodSpec", &before, &rest);
+    if rest != *before {
+        let difference = internal::difference("PodSpec", &*before, &rest);
         errors.forbidden(&path, format!("{UPDATABLE}\n{difference}"));
     }
     errors
@@ -279,8 +284,9 @@ pub(in crate::kinds::pod) fn validate_ephemeral_containers_update(pod: &Pod, old
         return only;
     }
     let path = Path::new("spec").child("ephemeralContainers");
-    let new = spec_of(pod).ephemeral_containers.unwrap_or_default();
-    for was in spec_of(old).ephemeral_containers.iter().flatten() {
+    let (spec, before) = (spec_of(pod), spec_of(old));
+    let new = spec.ephemeral_containers.as_deref().unwrap_or_default();
+    for was in before.ephemeral_containers.iter().flatten() {
         match new.iter().rfind(|c| c.name == was.name) {
             None => errors.forbidden(
                 &path,
@@ -315,7 +321,7 @@ fn is_mirror(pod: &Pod) -> bool {
 pub(in crate::kinds::pod) fn validate_resize(pod: &Pod, old: &Pod) -> ErrorList {
     let empty_path = Path::new(EMPTY_PATH);
     let path = Path::new("spec");
-    let (spec, before) = (spec_of(pod), spec_of(old));
+    let (spec, before) = (spec_of(pod).into_owned(), spec_of(old).into_owned());
     let only = |detail: &str| {
         let mut only = ErrorList::new();
         only.forbidden(&empty_path, detail);
