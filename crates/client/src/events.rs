@@ -26,6 +26,9 @@ use crate::clock::Clock;
 const QUEUE: usize = 1000;
 /// Entries of each LRU cache of the correlator (client-go: 4096).
 const LRU_ENTRIES: usize = 4096;
+/// How many entries a cache may have beyond that. The least recently used are found by visiting all entries, which is done once for so many
+/// insertions: nine visits for each instead of 4096.
+const LRU_SLACK: usize = LRU_ENTRIES / 8;
 /// Different messages of similar events before they are combined, and within which time.
 const AGGREGATE_MAX_MESSAGES: usize = 10;
 const AGGREGATE_INTERVAL_SECONDS: f64 = 600.0;
@@ -121,13 +124,16 @@ fn seconds_between(earlier: Timestamp, later: Timestamp) -> f64 {
     later.duration_since(earlier).as_secs_f64()
 }
 
-fn bound<K: Ord + Clone, V>(map: &mut BTreeMap<K, V>, used: fn(&V) -> u64) {
-    if map.len() > LRU_ENTRIES {
-        let oldest = map.iter().min_by_key(|(_, v)| used(v)).map(|(k, _)| k.clone());
-        if let Some(oldest) = oldest {
-            map.remove(&oldest);
-        }
+/// Removes the least recently used entries of a cache that is full. No two entries were used at the same time.
+fn bound<K: Ord, V>(map: &mut BTreeMap<K, V>, used: fn(&V) -> u64) {
+    if map.len() <= LRU_ENTRIES + LRU_SLACK {
+        return;
     }
+    let excess = map.len() - LRU_ENTRIES;
+    let mut times: Vec<u64> = map.values().map(used).collect();
+    let (_, first_kept, _) = times.select_nth_unstable(excess);
+    let first_kept = *first_kept;
+    map.retain(|_, entry| used(entry) >= first_kept);
 }
 
 impl EventCorrelator {
@@ -479,6 +485,40 @@ mod tests {
         // Quiet for ten minutes: single again.
         let write = correlator.correlate(event("message 11"), at(700));
         assert!(matches!(write, Some(EventWrite::Create(e)) if e.message.as_deref() == Some("message 11")));
+    }
+
+    #[test]
+    fn a_full_cache_loses_the_entries_that_were_not_used_for_the_longest_time() {
+        let mut correlator = EventCorrelator::default();
+        let event_about = |number: usize| {
+            let mut event = event("a");
+            event.involved_object.name = Some(format!("web-{number}"));
+            event
+        };
+        for number in 0..2 * LRU_ENTRIES {
+            // The first object has an event now and then.
+            if number % 1000 == 1 {
+                correlator.correlate(event_about(0), at(0));
+            }
+            let write = correlator.correlate(event_about(number), at(0));
+            assert!(matches!(write, Some(EventWrite::Create(_))), "{number}");
+            let entries = [
+                correlator.aggregates.len(),
+                correlator.written.len(),
+                correlator.spam_records.len(),
+            ];
+            let all = (number + 1).min(LRU_ENTRIES);
+            assert!(
+                entries
+                    .iter()
+                    .all(|n| (all..=LRU_ENTRIES + LRU_SLACK).contains(n)),
+                "{number}: {entries:?}"
+            );
+        }
+        for (number, is_known) in [(0, true), (1, false), (2 * LRU_ENTRIES - 1, true)] {
+            let write = correlator.correlate(event_about(number), at(1));
+            assert_eq!(matches!(write, Some(EventWrite::Patch(_))), is_known, "{number}");
+        }
     }
 
     #[test]

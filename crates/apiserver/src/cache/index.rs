@@ -6,7 +6,7 @@ use std::ops::Bound;
 use k8s_openapi::api::core::v1::PersistentVolume;
 use knarr_api::{Kind, Object, k8s_openapi, registry};
 
-use super::change::Filter;
+use super::change::{Change, Filter};
 use crate::references::volume_secrets;
 
 /// The field of a pod that its index is for.
@@ -44,6 +44,13 @@ impl IndexedBy {
             .fields
             .required(self.field?)
             .filter(|value| !value.is_empty())
+    }
+
+    /// The values by which the object of a change was found before, or is found now.
+    pub fn values_of(self, change: &Change) -> Vec<String> {
+        let mut values = change.prev.as_deref().map(self.values).unwrap_or_default();
+        values.extend((self.values)(&change.object));
+        values
     }
 }
 

@@ -52,14 +52,18 @@ struct Watcher {
     namespace: String,
     /// The only name that the watcher's field selector can match; empty for any.
     name: String,
+    /// The only value of the kind's index that the watcher's field selector can match; empty for any.
+    indexed: String,
     changes: mpsc::Sender<Arc<Change>>,
 }
 
 impl Watcher {
-    /// A cheap check, so that a watch of one object costs the others nothing. The watcher filters what passes.
-    fn may_match(&self, object: &Object) -> bool {
+    /// A cheap check, so that a watch of one object, or of one node's pods, costs the others nothing. The watcher filters what passes.
+    /// `indexed` has the values by which the object is or was found.
+    fn may_match(&self, object: &Object, indexed: &[String]) -> bool {
         (self.namespace.is_empty() || self.namespace == object.namespace())
             && (self.name.is_empty() || self.name == object.name())
+            && (self.indexed.is_empty() || indexed.contains(&self.indexed))
     }
 }
 
@@ -197,6 +201,7 @@ impl KindCache {
         state.watchers.push(Watcher {
             namespace: filter.namespace.clone(),
             name: filter.name().unwrap_or_default().to_string(),
+            indexed: self.required(filter).unwrap_or_default().to_string(),
             changes: sender,
         });
         Ok(Subscription {
@@ -218,7 +223,7 @@ impl KindCache {
         if let Some(by) = self.indexed_by {
             state.index.change(by, local, prev.as_deref(), Some(&object));
         }
-        state.publish(Change::new(object, prev, false))
+        state.publish(Change::new(object, prev, false), self.indexed_by)
     }
 
     /// Applies a deletion at `revision`. Returns how many watchers were closed because they were too far behind.
@@ -231,7 +236,7 @@ impl KindCache {
             state.index.change(by, local, Some(&prev), None);
         }
         let last = Arc::new(prev.at_revision(revision));
-        state.publish(Change::new(last, Some(prev), true))
+        state.publish(Change::new(last, Some(prev), true), self.indexed_by)
     }
 }
 
@@ -325,12 +330,15 @@ impl State {
     }
 
     /// Sends a change to the watchers; returns how many were full.
-    fn publish(&mut self, change: Change) -> usize {
+    fn publish(&mut self, change: Change, by: Option<IndexedBy>) -> usize {
         let change = Arc::new(change);
+        let selects_by_index = self.watchers.iter().any(|w| !w.indexed.is_empty());
+        let indexed = by.filter(|_| selects_by_index).map(|by| by.values_of(&change));
+        let indexed = indexed.unwrap_or_default();
         let mut full = 0;
         // A watcher that is closed or full is dropped: its receiver ends after the changes it was sent.
         self.watchers.retain(|w| {
-            if w.may_match(&change.object) {
+            if w.may_match(&change.object, &indexed) {
                 let sent = w.changes.try_send(change.clone());
                 full += usize::from(matches!(sent, Err(mpsc::error::TrySendError::Full(_))));
                 sent.is_ok()
@@ -400,6 +408,43 @@ mod tests {
         assert_eq!(on("n1", "a"), ["q"]);
         cache.remove("a/q", 3);
         assert!(on("n1", "a").is_empty() && on("", "a").is_empty());
+    }
+
+    #[test]
+    fn a_watch_of_one_nodes_pods_gets_the_changes_of_these_alone() {
+        let cache = KindCache::new(&registry::POD);
+        let pod = |revision: u64, node: Option<&str>| {
+            let mut pod = Pod::default();
+            (pod.metadata.namespace, pod.metadata.name) = (Some("a".into()), Some("p".into()));
+            pod.metadata.resource_version = Some(revision.to_string());
+            pod.spec.get_or_insert_default().node_name = node.map(String::from);
+            Arc::new(Object::from_typed(&registry::POD, Box::new(pod)))
+        };
+        let watch = |fields: &str| {
+            let filter = Filter {
+                fields: fields::Selector::parse(&registry::POD, fields).unwrap(),
+                ..Filter::everything(&registry::POD, "")
+            };
+            cache.subscribe(&filter, None).unwrap().changes
+        };
+        let mut watches = ["spec.nodeName=n1", "spec.nodeName=n2", "spec.nodeName=", ""].map(watch);
+        let mut received = || {
+            let revisions = |changes: &mut mpsc::Receiver<Arc<Change>>| {
+                std::iter::from_fn(|| changes.try_recv().ok())
+                    .map(|c| c.revision)
+                    .collect::<Vec<_>>()
+            };
+            watches.each_mut().map(revisions)
+        };
+        cache.put("a/p", pod(1, None));
+        assert_eq!(received(), [vec![], vec![], vec![1], vec![1]]);
+        cache.put("a/p", pod(2, Some("n1")));
+        assert_eq!(received(), [vec![2], vec![], vec![2], vec![2]]);
+        // Its node loses it, and the other gets it.
+        cache.put("a/p", pod(3, Some("n2")));
+        assert_eq!(received(), [vec![3], vec![3], vec![3], vec![3]]);
+        cache.remove("a/p", 4);
+        assert_eq!(received(), [vec![], vec![4], vec![4], vec![4]]);
     }
 
     #[test]
