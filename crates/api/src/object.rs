@@ -247,6 +247,11 @@ impl Object {
         !self.version.is_empty() && stored.strip_prefix(head) == Some(tail)
     }
 
+    /// The length of the encoding in the store; `None` if the object is not from the store.
+    pub fn stored_len(&self) -> Option<usize> {
+        (!self.version.is_empty()).then(|| self.json.len() - self.version.len())
+    }
+
     /// The same object at another revision; slim if this one is.
     pub fn at_revision(&self, revision: u64) -> Object {
         if let (None, Some(summary), false) = (self.typed.get(), &self.summary, self.version.is_empty()) {
@@ -502,6 +507,10 @@ mod tests {
         assert!(Arc::ptr_eq(&slim, &full.slim()) && Arc::ptr_eq(&slim, &slim.slim()));
         assert_eq!(slim.json(), full.json());
         assert!(slim.has_encoding(&stored));
+        assert_eq!(
+            [full.stored_len(), slim.stored_len()],
+            [Some(stored.len()), Some(stored.len())]
+        );
         for path in kind.ops.selectable_fields().iter() {
             assert_eq!(slim.field(path).unwrap(), full.field(path).unwrap(), "{path}");
         }

@@ -177,7 +177,8 @@ mod tests {
         typed.metadata.namespace = Some("n".into());
         typed.metadata.name = Some("a".into());
         typed.data = Some([("k".to_string(), "1".to_string())].into());
-        let Written::Done(written) = caches[0].put(kind, Box::new(typed), 0, None).await.unwrap() else {
+        let Written::Done(written) = caches[0].put(kind, Box::new(typed), None, 0, None).await.unwrap()
+        else {
             panic!("no other server writes");
         };
         let shown = show(&caches, written.revision()).await;

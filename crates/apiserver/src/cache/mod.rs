@@ -234,11 +234,13 @@ impl Cache {
         }
     }
 
-    /// Writes `typed` if the key's last write is `expected_revision` (0: if it does not exist), and only while `term` lasts.
+    /// Writes `typed` if the key's last write is `expected_revision` (0: if it does not exist), and only while `term` lasts. `encoding` is
+    /// `typed`'s, if the caller has it already ([`Object::encode_for_store`]): it is what is stored.
     pub async fn put(
         &self,
         kind: &Kind,
         mut typed: Box<dyn AnyObject>,
+        encoding: Option<Vec<u8>>,
         expected_revision: u64,
         term: Option<&Term>,
     ) -> Result<Written<Arc<Object>>, Error> {
@@ -248,7 +250,8 @@ impl Cache {
             meta.namespace.as_deref().unwrap_or(""),
             meta.name.as_deref().unwrap_or(""),
         );
-        let mut value = Bytes::from(Object::encode_for_store(&mut *typed));
+        let encoding = encoding.unwrap_or_else(|| Object::encode_for_store(&mut *typed));
+        let mut value = Bytes::from(encoding);
         if let Some(AtRest { encryption, entropy }) = &self.at_rest {
             value = encryption
                 .seal((kind.group(), kind.plural()), &key, value, &**entropy)

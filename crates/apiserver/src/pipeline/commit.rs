@@ -13,6 +13,14 @@ use super::{Pipeline, managed_fields};
 use crate::cache::{WRITE_ATTEMPTS, Written};
 use crate::request::Ctx;
 
+/// What an update does to the stored object.
+enum Effect {
+    /// Nothing, apart from the times of managed fields.
+    None,
+    /// It changes the object; with the new object's encoding if it was made to find that out.
+    Changed(Option<Vec<u8>>),
+}
+
 /// The result of a write.
 pub(crate) struct Committed {
     /// The object as it is now, or as it was when it was removed.
@@ -64,7 +72,7 @@ impl Pipeline {
             object.metadata_mut().resource_version = version;
             return Ok(Committed::stored(Arc::new(Object::from_typed(kind, object))));
         }
-        self.put_converted(kind, object, 0, ctx.term.as_ref()).await
+        self.put_converted(kind, object, None, 0, ctx.term.as_ref()).await
     }
 
     async fn commit_update(
@@ -84,10 +92,13 @@ impl Pipeline {
         if ctx.dry_run {
             return Ok(Committed::stored(Arc::new(Object::from_typed(kind, object))));
         }
-        if self.is_unchanged(old, &mut *object) && !self.cache.is_stale(old) {
-            return Ok(Committed::stored(old.clone()));
-        }
-        self.put_converted(kind, object, old.revision(), term).await
+        let encoding = match self.effect(old, &mut *object) {
+            Effect::None if !self.cache.is_stale(old) => return Ok(Committed::stored(old.clone())),
+            Effect::None => None,
+            Effect::Changed(encoding) => encoding,
+        };
+        self.put_converted(kind, object, encoding, old.revision(), term)
+            .await
     }
 
     /// Deletes an object, or marks it as being deleted, as its kind plans it.
@@ -118,7 +129,8 @@ impl Pipeline {
             DeletionPlan::Remove if ctx.dry_run => Ok(Committed::removed(old.clone())),
             DeletionPlan::Remove => self.remove(old, term).await,
             DeletionPlan::Mark { then_remove } => {
-                match self.put_converted(kind, marked, old.revision(), term).await? {
+                let marked = self.put_converted(kind, marked, None, old.revision(), term);
+                match marked.await? {
                     Written::Done(marked) if then_remove => self.remove_marked(marked.object, term).await,
                     written => Ok(written),
                 }
@@ -152,33 +164,47 @@ impl Pipeline {
         })
     }
 
-    /// Writes a value of `kind`, in its storage version.
+    /// Writes a value of `kind`, in its storage version. `encoding` is the value's, if it is known ([`Object::encode_for_store`]).
     async fn put_converted(
         &self,
         kind: &Kind,
         object: Box<dyn AnyObject>,
+        encoding: Option<Vec<u8>>,
         expected_revision: u64,
         term: Option<&Term>,
     ) -> Result<Written<Committed>, Error> {
         let stored = kind.stored();
+        let encoding = encoding.filter(|_| stored == *kind);
         let object = self.converter.typed(kind, &stored, object).await?;
-        Ok(
-            match self.cache.put(&stored, object, expected_revision, term).await? {
-                Written::Done(object) => Committed::stored(object),
-                Written::Conflict => Written::Conflict,
-            },
-        )
+        let put = self.cache.put(&stored, object, encoding, expected_revision, term);
+        Ok(match put.await? {
+            Written::Done(object) => Committed::stored(object),
+            Written::Conflict => Written::Conflict,
+        })
     }
 
-    /// Whether the object would be unchanged, apart from the times of its managed fields.
-    fn is_unchanged(&self, old: &Object, new: &mut dyn AnyObject) -> bool {
+    /// What the update to `new` does. The new object is encoded once, also if it is then written; a second time only if it might differ in
+    /// nothing but the times of its managed fields.
+    fn effect(&self, old: &Object, new: &mut dyn AnyObject) -> Effect {
         // An object stored in an older version is written again in the storage version: that is how objects are migrated.
         if !self.is_in_storage_version(old) {
-            return false;
+            return Effect::Changed(None);
         }
         let was = old.typed();
         if !managed_fields::same_but_for_times(was, new) {
-            return false;
+            return Effect::Changed(None);
+        }
+        let encoding = Object::encode_for_store(new);
+        if was.metadata().managed_fields == new.metadata().managed_fields {
+            return match old.has_encoding(&encoding) {
+                true => Effect::None,
+                false => Effect::Changed(Some(encoding)),
+            };
+        }
+        // All times have the same length.
+        let same_length = old.stored_len() == Some(encoding.len());
+        if !same_length && managed_fields::have_same_number_of_times(was, new) {
+            return Effect::Changed(Some(encoding));
         }
         let managed = new.metadata_mut().managed_fields.take();
         new.metadata_mut()
@@ -186,7 +212,10 @@ impl Pipeline {
             .clone_from(&was.metadata().managed_fields);
         let same = old.has_encoding(&Object::encode_for_store(new));
         new.metadata_mut().managed_fields = managed;
-        same
+        match same {
+            true => Effect::None,
+            false => Effect::Changed(Some(encoding)),
+        }
     }
 
     fn is_in_storage_version(&self, object: &Object) -> bool {

@@ -171,6 +171,15 @@ fn are_of(entries: &[ManagedFieldsEntry], api_version: &str) -> bool {
         .all(|e| e.api_version.as_deref() == Some(api_version))
 }
 
+/// Whether as many managed fields of one object have times as of the other: then the times do not change the length of the encoding.
+pub(super) fn have_same_number_of_times(a: &dyn AnyObject, b: &dyn AnyObject) -> bool {
+    fn times(object: &dyn AnyObject) -> Option<usize> {
+        let entries = object.metadata().managed_fields.as_deref()?;
+        Some(entries.iter().filter(|e| e.time.is_some()).count())
+    }
+    times(a) == times(b)
+}
+
 /// Whether the managed fields are the same apart from their times.
 pub(super) fn same_but_for_times(a: &dyn AnyObject, b: &dyn AnyObject) -> bool {
     fn managers(object: &dyn AnyObject) -> &[ManagedFieldsEntry] {

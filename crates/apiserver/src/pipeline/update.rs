@@ -18,6 +18,24 @@ use crate::request::{Ctx, Target};
 pub(crate) type UpdateFn<'a> =
     dyn FnMut(&mut Ctx, &Arc<Object>) -> Result<Box<dyn AnyObject>, Error> + Send + 'a;
 
+/// The object of a PUT, for each attempt to write it.
+enum Sent {
+    /// For one attempt.
+    Once(Option<Box<dyn AnyObject>>),
+    Repeatedly(Box<dyn AnyObject>),
+}
+
+impl Sent {
+    fn take(&mut self) -> Result<Box<dyn AnyObject>, Error> {
+        match self {
+            Sent::Once(object) => object
+                .take()
+                .ok_or_else(|| Error::internal("a conditional update was attempted twice")),
+            Sent::Repeatedly(object) => Ok(object.clone_box()),
+        }
+    }
+}
+
 /// The result of an update.
 pub(crate) struct Updated {
     pub object: Arc<Object>,
@@ -52,11 +70,17 @@ impl Pipeline {
                 created: true,
             });
         }
+        // With a resourceVersion there is one attempt, which needs no copy.
+        let mut object = match is_conditional(&*object) {
+            true => Sent::Once(Some(object)),
+            false => Sent::Repeatedly(object),
+        };
         let object = self
             .update(ctx, target, &Preconditions::default(), &mut |ctx, old| {
+                let object = object.take()?;
                 check_uid(ctx, target, &*object, old.uid())?;
                 check_unconditional_update(target, &*object)?;
-                Ok(object.clone_box())
+                Ok(object)
             })
             .await?;
         Ok(Updated {
