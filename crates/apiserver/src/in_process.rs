@@ -7,7 +7,7 @@ use futures::StreamExt;
 use futures::stream;
 use http::Method;
 use k8s_openapi::api::autoscaling::v1::Scale;
-use k8s_openapi::api::core::v1::PodCondition;
+use k8s_openapi::api::core::v1::{Binding, PodCondition};
 use knarr_api::{AnyObject, Kind, Object, convert, k8s_openapi, registry};
 use knarr_apimachinery::{Error, Result};
 use knarr_client::{
@@ -408,6 +408,18 @@ impl Api for InProcess {
         self.server
             .extension_servers
             .delete_extension_content(&self.user, namespace)
+            .await
+    }
+
+    #[instrument(name = "request", level = "debug", skip_all, fields(verb = "create", resource = registry::POD.plural(), subresource = "binding", namespace = binding.metadata.namespace, name = binding.metadata.name, user = self.user.name))]
+    async fn create_binding(&self, binding: Binding) -> Result<()> {
+        let meta = &binding.metadata;
+        let namespace = meta.namespace.clone().unwrap_or_default();
+        let name = meta.name.clone().unwrap_or_default();
+        let target = self.allowed("create", &registry::POD, &namespace, &name, "binding")?;
+        self.server
+            .subresources
+            .create_binding(&mut self.ctx("create"), &target, binding)
             .await
     }
 

@@ -4,6 +4,8 @@
 
 #[path = "in_process/admission.rs"]
 mod admission;
+#[path = "in_process/binding.rs"]
+mod binding;
 #[path = "in_process/conversion.rs"]
 mod conversion;
 #[path = "in_process/custom.rs"]
@@ -20,6 +22,8 @@ mod quota;
 mod servers;
 #[path = "in_process/service_ips.rs"]
 mod service_ips;
+#[path = "in_process/unchanged.rs"]
+mod unchanged;
 #[path = "in_process/verbs.rs"]
 mod verbs;
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use futures::stream::BoxStream;
 use k8s_openapi::api::autoscaling::v1::Scale;
-use k8s_openapi::api::core::v1::{ObjectReference, Pod, PodCondition};
+use k8s_openapi::api::core::v1::{Binding, ObjectReference, Pod, PodCondition};
 use knarr_api::deletion::Propagation;
 use knarr_api::k8s_openapi;
 use knarr_api::registry::Registered;
@@ -194,6 +194,16 @@ pub trait Api: Send + Sync + 'static {
     async fn delete_extension_contents(&self, _namespace: &str) -> Result<()> {
         Ok(())
     }
+    /// Creates a Binding: assigns the pod that it names to its target, with the uid in its metadata as precondition. A server of this process
+    /// takes it as it is; others get it as JSON.
+    async fn create_binding(&self, binding: Binding) -> Result<()> {
+        let body = serde_json::to_value(&binding).map_err(Error::internal)?;
+        let meta = binding.metadata;
+        let (namespace, name) = (meta.namespace.unwrap_or_default(), meta.name.unwrap_or_default());
+        self.create_subresource(Pod::kind_of(), &namespace, &name, "binding", body)
+            .await
+            .map(drop)
+    }
     /// A `create` on a subresource whose body and response are JSON of kinds that are not stored
     /// (`binding`, `eviction`, `token`).
     async fn create_subresource(
@@ -237,14 +247,10 @@ impl<A: Api + ?Sized> TypedApi for A {
 
     async fn bind(&self, pod: &Pod, node: &str) -> Result<()> {
         let meta = &pod.metadata;
-        let (namespace, name) = (
-            meta.namespace.clone().unwrap_or_default(),
-            meta.name.clone().unwrap_or_default(),
-        );
-        let binding = k8s_openapi::api::core::v1::Binding {
+        let binding = Binding {
             metadata: k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta {
-                name: Some(name.clone()),
-                namespace: Some(namespace.clone()),
+                name: Some(meta.name.clone().unwrap_or_default()),
+                namespace: Some(meta.namespace.clone().unwrap_or_default()),
                 uid: meta.uid.clone(),
                 ..Default::default()
             },
@@ -254,9 +260,6 @@ impl<A: Api + ?Sized> TypedApi for A {
                 ..Default::default()
             },
         };
-        let body = serde_json::to_value(&binding).map_err(Error::internal)?;
-        self.create_subresource(Pod::kind_of(), &namespace, &name, "binding", body)
-            .await
-            .map(drop)
+        self.create_binding(binding).await
     }
 }

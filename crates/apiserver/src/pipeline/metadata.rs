@@ -6,7 +6,6 @@ use knarr_apimachinery::Error;
 use knarr_apimachinery::meta;
 use knarr_apimachinery::time::seconds;
 use knarr_strategy::KindStrategy;
-use serde_json::Value;
 
 use super::write::{Change, Write};
 use super::{preconditions, stamps};
@@ -153,8 +152,7 @@ pub(crate) fn check_namespace(target: &Target<'_>, object: &mut dyn AnyObject) -
 }
 
 /// The same for an object that is not stored.
-pub(super) fn check_namespace_of_request(target: &Target<'_>, body: &Value) -> Result<(), Error> {
-    let namespace = body.pointer("/metadata/namespace").and_then(Value::as_str);
+pub(super) fn check_namespace_of_request(target: &Target<'_>, namespace: Option<&str>) -> Result<(), Error> {
     match namespace {
         Some(other) if !other.is_empty() && other != target.namespace => Err(other_namespace()),
         _ => Ok(()),

@@ -26,6 +26,8 @@
 //! A create with `generateName` passes [`Pipeline::store`] again with another name if the first is taken. If another write of the object came
 //! in between, an update or a deletion passes all stages again, from the newer object.
 
+use k8s_openapi::api::core::v1::Binding;
+use knarr_api::k8s_openapi;
 use knarr_apimachinery::Error;
 use serde_json::Value;
 
@@ -98,9 +100,43 @@ impl Pipeline {
         target: &Target<'_>,
         body: Value,
     ) -> Result<Value, Error> {
+        let namespace = body.pointer("/metadata/namespace").and_then(Value::as_str);
+        self.begin_request(ctx, target, namespace).await?;
+        self.admit_document(ctx, target, body).await
+    }
+
+    /// As [`Pipeline::admit_request`], of a Binding that a component of this process made. It becomes a document only for the policies and
+    /// webhooks that may change it; what they return is `Some`.
+    pub(crate) async fn admit_binding(
+        &self,
+        ctx: &mut Ctx,
+        target: &Target<'_>,
+        binding: &Binding,
+    ) -> Result<Option<Value>, Error> {
+        self.begin_request(ctx, target, binding.metadata.namespace.as_deref())
+            .await?;
+        if self.admission.mutates_by_extensions() {
+            let document = serde_json::to_value(binding).map_err(Error::internal)?;
+            return self.admit_document(ctx, target, document).await.map(Some);
+        }
+        // Of a Binding the restriction reads nothing.
+        self.admission.restrict_node_request(ctx, target, &Value::Null)?;
+        Ok(None)
+    }
+
+    /// `namespace` is the one that the request's object has.
+    async fn begin_request(
+        &self,
+        ctx: &mut Ctx,
+        target: &Target<'_>,
+        namespace: Option<&str>,
+    ) -> Result<(), Error> {
         self.catch_up(ctx).await?;
         self.admission.check_namespace_for_create(target)?;
-        metadata::check_namespace_of_request(target, &body)?;
+        metadata::check_namespace_of_request(target, namespace)
+    }
+
+    async fn admit_document(&self, ctx: &mut Ctx, target: &Target<'_>, body: Value) -> Result<Value, Error> {
         let body = self
             .admission
             .mutate_request_object(ctx, target, Operation::Create, body)

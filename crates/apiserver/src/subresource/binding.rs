@@ -6,10 +6,8 @@ use knarr_apimachinery::Error;
 use knarr_apimachinery::field::{Cause, ErrorList, FieldError, Path, quoted};
 use knarr_apimachinery::time::seconds;
 use knarr_client::Preconditions;
-use serde_json::Value;
 
 use crate::admission::{Operation, pod_topology_labels};
-use crate::http::response::success;
 use crate::pipeline::Pipeline;
 use crate::request::{AdmissionObject, Ctx, Target};
 
@@ -19,7 +17,7 @@ impl Pipeline {
         ctx: &mut Ctx,
         target: &Target<'_>,
         binding: Binding,
-    ) -> Result<Value, Error> {
+    ) -> Result<(), Error> {
         let name = binding.metadata.name.as_deref().unwrap_or("");
         if name != target.name {
             return Err(Error::bad_request(
@@ -49,10 +47,12 @@ impl Pipeline {
         if name.is_empty() {
             return Err(Error::bad_request("Name parameter required."));
         }
-        let document = serde_json::to_value(&binding).map_err(Error::internal)?;
-        self.admission
-            .validate_request_object(ctx, target, Operation::Create, &document)
-            .await?;
+        if self.admission.validates_by_extensions() {
+            let document = serde_json::to_value(&binding).map_err(Error::internal)?;
+            self.admission
+                .validate_request_object(ctx, target, Operation::Create, &document)
+                .await?;
+        }
         ctx.admission_object = AdmissionObject::None;
         let meta = &binding.metadata;
         let expected_uid = meta.uid.as_deref().filter(|u| !u.is_empty());
@@ -109,8 +109,8 @@ impl Pipeline {
             pod.metadata.resource_version = None;
             Ok(Box::new(pod))
         })
-        .await?;
-        success(Some(201), None)
+        .await
+        .map(drop)
     }
 }
 

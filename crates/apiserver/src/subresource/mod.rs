@@ -13,6 +13,7 @@ mod token;
 use std::sync::Arc;
 
 use http::{Method, StatusCode};
+use k8s_openapi::api::core::v1::Binding;
 use k8s_openapi::api::policy::v1::Eviction;
 use knarr_api::k8s_openapi;
 use knarr_apimachinery::Error;
@@ -23,7 +24,7 @@ use self::node_stream::Connector;
 use crate::authn::Authenticator;
 use crate::http::Http;
 use crate::http::patch::patch_request;
-use crate::http::response::HandlerResponse;
+use crate::http::response::{HandlerResponse, success};
 use crate::pipeline::Pipeline;
 use crate::pipeline::decode::{decode_body, decode_document, decode_value};
 use crate::request::{Ctx, Target, not_allowed, not_served};
@@ -106,7 +107,8 @@ impl Subresources {
         match target.subresource {
             "binding" => {
                 let binding = decode(ctx, "Binding", body)?;
-                self.pipeline.bind(ctx, target, binding).await
+                self.pipeline.bind(ctx, target, binding).await?;
+                success(Some(201), None)
             }
             "eviction" => {
                 let eviction = decode_eviction(ctx, body)?;
@@ -118,6 +120,19 @@ impl Subresources {
             }
             _ => Err(not_served()),
         }
+    }
+
+    /// Creates a `binding` of a component of this process.
+    pub(crate) async fn create_binding(
+        &self,
+        ctx: &mut Ctx,
+        target: &Target<'_>,
+        mut binding: Binding,
+    ) -> Result<(), Error> {
+        if let Some(document) = self.pipeline.admit_binding(ctx, target, &binding).await? {
+            binding = decode(ctx, "Binding", document)?;
+        }
+        self.pipeline.bind(ctx, target, binding).await
     }
 }
 

@@ -43,6 +43,40 @@ async fn policy(c: &Cluster, name: &str, spec: Value, binding: Value) {
 }
 
 #[tokio::test(start_paused = true)]
+async fn policies_get_the_binding_of_a_component_and_may_change_it() {
+    let c = cluster().await;
+    let rule = json!([{"operations": ["CREATE"], "apiGroups": [""], "apiVersions": ["*"],
+        "resources": ["pods/binding"]}]);
+    let pod = json!({"metadata": {"name": "p", "namespace": "default"},
+        "spec": {"containers": [{"name": "c", "image": "i"}]}});
+    let pod = c.api.create(&POD, decode(&POD, &pod)).await.unwrap();
+    let pod: Pod = pod.to_typed().unwrap();
+    policy(
+        &c,
+        "not-n1",
+        json!({"matchConstraints": {"resourceRules": rule},
+            "validations": [{"expression": "object.target.name != 'n1'", "message": "not n1"}]}),
+        json!({}),
+    )
+    .await;
+    let denied = c.api.bind(&pod, "n1").await.unwrap_err();
+    assert!(denied.message().ends_with("denied request: not n1"), "{denied}");
+    let mutation = "[JSONPatch{op: 'replace', path: '/target/name', value: 'n3'}]";
+    let made = json!({"metadata": {"name": "to-n3"}, "spec": {
+        "failurePolicy": "Fail", "reinvocationPolicy": "Never",
+        "matchConstraints": {"resourceRules": rule},
+        "mutations": [{"patchType": "JSONPatch", "jsonPatch": {"expression": mutation}}]}});
+    create(&c, &MUTATING_ADMISSION_POLICY, made).await.unwrap();
+    let made = json!({"metadata": {"name": "to-n3-b"}, "spec": {"policyName": "to-n3"}});
+    create(&c, &MUTATING_ADMISSION_POLICY_BINDING, made)
+        .await
+        .unwrap();
+    c.api.bind(&pod, "n1").await.unwrap();
+    let bound = c.api.get(&POD, "default", "p").await.unwrap();
+    assert_eq!(bound.field("spec.nodeName").unwrap(), "n3");
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_policy_denies_with_its_binding_and_parameters() {
     let c = cluster().await;
     create(&c, &CONFIG_MAP, map("limits", json!({"max": "3"})))

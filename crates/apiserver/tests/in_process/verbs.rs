@@ -157,6 +157,21 @@ async fn a2_a_component_in_this_process_is_asked_as_a_client_over_http_is() {
     }
 }
 
+#[tokio::test]
+async fn a2_a_binding_of_a_component_is_authorized_as_one_over_http() {
+    let (_cluster, api, denier) = denied().await;
+    let pod: Pod = serde_json::from_value(json!({"metadata": {"name": "x", "namespace": "a"}})).unwrap();
+    let error = api.bind(&pod, "n1").await.unwrap_err();
+    assert_eq!(error.code(), 403);
+    let expected = over_http(
+        &Method::POST,
+        "/api/v1/namespaces/a/pods/x/binding",
+        false,
+        ("", ""),
+    );
+    assert_eq!(std::mem::take(&mut *denier.0.lock()), [expected]);
+}
+
 /// A kind outside its scope gets a 404, and no authorizer is called.
 #[tokio::test]
 async fn a2_a_component_in_this_process_reaches_no_kind_outside_its_scope() {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use futures::StreamExt;
 use knarr_api::k8s_openapi::api::autoscaling::v1::Scale;
+use knarr_api::k8s_openapi::api::core::v1::Binding;
 use knarr_api::{AnyObject, registry};
 use knarr_client::{
     Api, Component, DeleteOptions, Error, Identities, Kind, List, ListOptions, Object, Patch, Result, Term,
@@ -267,6 +268,17 @@ impl Api for ComponentApi {
             async move { api.delete(&kind, &namespace, &name, options).await }
         });
         self.record_request(what, deleted).await
+    }
+
+    async fn create_binding(&self, binding: Binding) -> Result<()> {
+        let meta = &binding.metadata;
+        let of = full_name(
+            meta.namespace.as_deref().unwrap_or_default(),
+            meta.name.as_deref().unwrap_or_default(),
+        );
+        let what = format!("create {} {of} binding", registry::POD.plural());
+        let created = self.send(true, |api| async move { api.create_binding(binding).await });
+        self.record_request(what, created).await
     }
 
     async fn create_subresource(

@@ -141,7 +141,17 @@ impl Admission {
 
     /// Whether any policy or webhook is configured.
     pub(crate) fn has_extensions(&self) -> bool {
-        self.has_any(&MUTATING) || self.has_any(&VALIDATING)
+        self.mutates_by_extensions() || self.validates_by_extensions()
+    }
+
+    /// Whether any mutating policy or webhook is configured.
+    pub(crate) fn mutates_by_extensions(&self) -> bool {
+        self.has_any(&MUTATING)
+    }
+
+    /// Whether any validating policy or webhook is configured.
+    pub(crate) fn validates_by_extensions(&self) -> bool {
+        self.has_any(&VALIDATING)
     }
 
     pub(crate) async fn mutate_request_object(
