@@ -14,6 +14,7 @@
 //! | quantities, durations, times, names, addresses, formats of strings | `quantity.rs`, `duration.rs`, `time.rs`, `names.rs`, `cidr.rs`, `formats.rs` |
 //! | label selectors; rules of labels and annotations | `labels.rs`, `meta.rs` |
 //! | finalizers | `finalizer.rs` |
+//! | identifiers that are types: node names, pod UIDs, ids of containers and sandboxes | `ids.rs` |
 //! | a configuration file, read strictly | `document.rs` |
 
 pub mod cidr;
@@ -25,6 +26,7 @@ pub mod error;
 pub mod field;
 pub mod finalizer;
 pub mod formats;
+pub mod ids;
 pub mod labels;
 pub mod meta;
 pub mod names;

@@ -9,7 +9,6 @@
 //! |---|---|
 //! | whether a node admits a pod; which pods are preempted for a critical one | [`admission`], `preemption.rs` |
 //! | the pod's state machine | [`pod`] |
-//! | ids of pods, sandboxes and containers | [`ids`] |
 //! | eviction, garbage collection, shutdown (SPEC T8, T9) | `eviction/`, `garbage/`, `shutdown.rs` |
 //! | self-fencing and its deadlines (SPEC B4) | `self_fencing.rs` |
 //! | allocated resources; cgroups of all pods and of the QoS classes | `pod/allocation.rs`, `enforcement.rs` |
@@ -37,7 +36,6 @@ pub mod garbage;
 pub mod grace;
 pub mod guaranteed;
 pub mod huge_pages;
-pub mod ids;
 pub mod image;
 pub mod memorymanager;
 mod node_affinity;

@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use futures::future::join_all;
+use knarr_apimachinery::ids::SandboxId;
 use knarr_kubelet::cgroup::{CgroupDriver, CgroupName};
-use knarr_kubelet::ids::SandboxId;
 use knarr_kubelet::runtime::ContainerState;
 use nix::mount::{MntFlags, umount2};
 use tokio::time::sleep;

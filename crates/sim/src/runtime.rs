@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use futures::stream::BoxStream;
-use knarr_kubelet::ids::{ContainerId, SandboxId};
+use knarr_apimachinery::ids::{ContainerId, SandboxId};
 use knarr_kubelet::runtime::{Container, ContainerState, Exit, Sandbox};
 use knarr_node::runtime::fake::FakeRuntime;
 use knarr_node::runtime::{

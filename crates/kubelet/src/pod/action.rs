@@ -7,8 +7,8 @@ use k8s_openapi::jiff::Timestamp;
 use knarr_api::k8s_openapi;
 
 use super::Role;
-use crate::ids::{ContainerId, SandboxId};
 use crate::probe;
+use knarr_apimachinery::ids::{ContainerId, SandboxId};
 
 /// The output of the state machine. Each action is carried out once; `→` names the event that reports its result.
 #[derive(Clone, Debug, PartialEq)]

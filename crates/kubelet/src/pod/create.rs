@@ -6,8 +6,8 @@ use knarr_api::k8s_openapi;
 use super::container::{Operation, Run, RunState, Starting, StopReason, WaitingReason, terminated};
 use super::{Action, ActionError, CreateFailure, Hook, Pod, Pulled};
 use crate::backoff::go_millis;
-use crate::ids::ContainerId;
 use crate::runtime::Exit;
+use knarr_apimachinery::ids::ContainerId;
 
 /// The exit code of a container that the runtime could not start.
 const START_ERROR: i32 = 128;

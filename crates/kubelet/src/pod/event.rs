@@ -10,9 +10,9 @@ use knarr_api::k8s_openapi;
 
 use super::{Eviction, Hook};
 use crate::admission::Rejection;
-use crate::ids::{ContainerId, SandboxId};
 use crate::probe;
 use crate::runtime::{self, Exit};
+use knarr_apimachinery::ids::{ContainerId, SandboxId};
 
 /// The input of the state machine: a change of the object, a result of an action, or the time.
 #[derive(Clone, Debug)]

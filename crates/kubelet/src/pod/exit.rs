@@ -5,8 +5,8 @@ use knarr_api::k8s_openapi;
 
 use super::container::{Operation, Run, RunState, Starting};
 use super::{Action, Hook, Pod};
-use crate::ids::ContainerId;
 use crate::runtime::Exit;
+use knarr_apimachinery::ids::ContainerId;
 
 impl Pod {
     /// A container's first process has exited.

@@ -74,7 +74,7 @@ use termination::PodTermination;
 use termination_history::RecordedHistory;
 use volumes::Volumes;
 
-use crate::ids::ContainerId;
+use knarr_apimachinery::ids::ContainerId;
 
 /// The reason of a resize that the node will never admit; others are deferred (`PodReasonInfeasible`).
 pub const INFEASIBLE: &str = "Infeasible";

@@ -5,8 +5,8 @@ use knarr_api::k8s_openapi;
 
 use super::container::{Operation, Probes, StopReason};
 use super::{Action, Container, Pod, Role};
-use crate::ids::ContainerId;
 use crate::probe::{Kind, ProbeResult};
+use knarr_apimachinery::ids::ContainerId;
 
 impl Pod {
     pub(super) fn make_probes(&mut self, i: usize, started_at: Timestamp) {

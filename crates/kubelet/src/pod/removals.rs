@@ -2,7 +2,7 @@
 
 use super::Action;
 use super::output::Output;
-use crate::ids::{ContainerId, SandboxId};
+use knarr_apimachinery::ids::{ContainerId, SandboxId};
 
 #[derive(Clone, Debug, Default)]
 pub(super) struct Removals {

@@ -13,8 +13,8 @@ use super::clock_jump::move_by;
 use super::container::StopReason;
 use super::{Action, ActionError, INFEASIBLE, Pod};
 use crate::admission::Rejection;
-use crate::ids::ContainerId;
 use crate::resources;
+use knarr_apimachinery::ids::ContainerId;
 
 /// Wait between attempts of a resize that is deferred or has failed.
 const RETRY: SignedDuration = SignedDuration::from_secs(10);

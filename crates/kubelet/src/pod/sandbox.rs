@@ -12,8 +12,8 @@ use super::clock_jump::move_by;
 use super::container::StopReason;
 use super::output::Output;
 use super::{Action, Pod};
-use crate::ids::SandboxId;
 use crate::runtime;
+use knarr_apimachinery::ids::SandboxId;
 
 /// Wait between attempts to create a sandbox.
 const RETRY: SignedDuration = SignedDuration::from_secs(10);

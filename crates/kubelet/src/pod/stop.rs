@@ -6,8 +6,8 @@ use knarr_api::k8s_openapi;
 use super::container::{ContainerStop, Stage, StopReason};
 use super::{Action, ActionError, Hook, Operation, Pod, Role};
 use crate::grace;
-use crate::ids::ContainerId;
 use crate::probe;
+use knarr_apimachinery::ids::ContainerId;
 
 /// Wait before a stop that failed is tried again.
 const RETRY: SignedDuration = SignedDuration::from_secs(1);

@@ -8,8 +8,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_cri::v1::LinuxContainerResources;
+use knarr_apimachinery::ids::ContainerId;
 use knarr_kubelet::cpumanager::cpuset;
-use knarr_kubelet::ids::ContainerId;
 use knarr_kubelet::runtime::ContainerState;
 use tracing::warn;
 

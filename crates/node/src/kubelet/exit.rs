@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1 as core;
 use knarr_api::k8s_openapi;
-use knarr_kubelet::ids::ContainerId;
+use knarr_apimachinery::ids::ContainerId;
 use knarr_kubelet::pod::find_spec;
 use knarr_kubelet::runtime::{ContainerState, Exit};
 use tokio::time::sleep;

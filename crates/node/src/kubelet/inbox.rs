@@ -2,7 +2,7 @@
 
 use k8s_openapi::jiff::Timestamp;
 use knarr_api::k8s_openapi;
-use knarr_kubelet::ids::ContainerId;
+use knarr_apimachinery::ids::ContainerId;
 use knarr_kubelet::pod::Event;
 use knarr_kubelet::runtime::{Container, Sandbox};
 use tokio::sync::mpsc;

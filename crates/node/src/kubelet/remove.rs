@@ -5,7 +5,7 @@
 
 use std::path::{Path, PathBuf};
 
-use knarr_kubelet::ids::ContainerId;
+use knarr_apimachinery::ids::ContainerId;
 use tracing::warn;
 
 use crate::logs::{links, rotate};

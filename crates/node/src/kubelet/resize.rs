@@ -8,8 +8,8 @@ use std::sync::Arc;
 
 use k8s_openapi::api::core::v1 as core;
 use knarr_api::k8s_openapi;
+use knarr_apimachinery::ids::ContainerId;
 use knarr_kubelet::cgroup::CgroupName;
-use knarr_kubelet::ids::ContainerId;
 use knarr_kubelet::pod::find_spec;
 use knarr_kubelet::resources::{MemoryDecreaseError, check_memory_decrease};
 

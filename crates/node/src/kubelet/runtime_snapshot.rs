@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::jiff::Timestamp;
 use knarr_api::k8s_openapi;
-use knarr_kubelet::ids::PodUid;
+use knarr_apimachinery::ids::PodUid;
 use knarr_kubelet::runtime::{Container, Sandbox};
 
 use crate::runtime::{Result, Runtime};

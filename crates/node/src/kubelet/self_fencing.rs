@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1 as core;
 use knarr_api::k8s_openapi;
+use knarr_apimachinery::ids::ContainerId;
 use knarr_client::{Api, TypedApi};
 use knarr_kubelet::admission::is_static;
-use knarr_kubelet::ids::ContainerId;
 use knarr_kubelet::runtime::{Container, ContainerState};
 use knarr_kubelet::self_fencing::{SelfFencing, TerminationMode, Verdict};
 use tokio::time::{sleep, timeout};

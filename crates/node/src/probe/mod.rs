@@ -14,7 +14,7 @@ use k8s_openapi::api::core::v1 as core;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use knarr_api::k8s_openapi;
 use knarr_apimachinery::field::quoted;
-use knarr_kubelet::ids::ContainerId;
+use knarr_apimachinery::ids::ContainerId;
 use knarr_kubelet::pod::find_spec;
 use knarr_kubelet::probe::{Kind, ProbeResult};
 use tokio::net::TcpStream;

@@ -14,7 +14,7 @@ use k8s_cri::v1::image_service_client::ImageServiceClient;
 use k8s_cri::v1::runtime_service_client::RuntimeServiceClient;
 use k8s_openapi::jiff::Timestamp;
 use knarr_api::k8s_openapi;
-use knarr_kubelet::ids::{ContainerId, SandboxId};
+use knarr_apimachinery::ids::{ContainerId, SandboxId};
 use knarr_kubelet::runtime::{Container, ContainerState, Exit, PodRef, Sandbox};
 use tonic::transport::{Channel, Endpoint};
 use tracing::instrument;

@@ -16,7 +16,7 @@ use futures::stream::BoxStream;
 use k8s_cri::v1;
 use k8s_openapi::jiff::Timestamp;
 use knarr_api::k8s_openapi;
-use knarr_kubelet::ids::{ContainerId, SandboxId};
+use knarr_apimachinery::ids::{ContainerId, SandboxId};
 use knarr_kubelet::runtime::{Container, Exit, PodRef, Sandbox};
 
 pub use v1::{AuthConfig, ContainerConfig, LinuxContainerResources, PodSandboxConfig};

@@ -22,11 +22,11 @@ use k8s_openapi::api::core::v1 as core;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use knarr_api::{Shared, k8s_openapi};
+use knarr_apimachinery::ids::{ContainerId, SandboxId};
 use knarr_apimachinery::time::seconds;
 use knarr_client::{Clock, Store, TokioClock};
 use knarr_kubelet::cgroup::{CgroupDriver, CgroupName};
 use knarr_kubelet::eviction::Disks;
-use knarr_kubelet::ids::{ContainerId, SandboxId};
 use knarr_kubelet::runtime::{Container, ContainerState, Sandbox};
 use knarr_kubelet::stats::{
     ContainerStats, CpuStats, FsStats, IoStats, MemoryStats, NodeStats, RlimitStats, RuntimeStats, Summary,

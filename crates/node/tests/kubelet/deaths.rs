@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use async_trait::async_trait;
 use futures::stream::BoxStream;
-use knarr_kubelet::ids::{ContainerId, SandboxId};
+use knarr_apimachinery::ids::{ContainerId, SandboxId};
 use knarr_kubelet::runtime::{Container, Sandbox};
 use knarr_node::runtime::fake::{ContainerEvent, End, StopBehavior};
 use knarr_node::runtime::{

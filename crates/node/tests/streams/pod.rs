@@ -7,7 +7,7 @@ use std::time::Duration;
 use k8s_cri::v1;
 use k8s_openapi::api::core::v1::Pod;
 use knarr_api::k8s_openapi;
-use knarr_kubelet::ids::{ContainerId, SandboxId};
+use knarr_apimachinery::ids::{ContainerId, SandboxId};
 use knarr_node::containerd::{Containerd, ContainerdConfig, Shim};
 use knarr_node::images;
 use knarr_node::runtime::Runtime;

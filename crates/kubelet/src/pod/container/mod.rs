@@ -16,9 +16,9 @@ use knarr_api::k8s_openapi;
 
 use super::allocation::Allocation;
 use super::clock_jump::move_by;
-use crate::ids::ContainerId;
 use crate::probe::Kind;
 use crate::runtime::Exit;
+use knarr_apimachinery::ids::ContainerId;
 
 use back_off::ContainerBackOff;
 pub(super) use probes::Probes;

@@ -6,9 +6,9 @@ use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use knarr_api::k8s_openapi;
 use knarr_apimachinery::time::seconds;
 
-use crate::ids::{ContainerId, SandboxId};
 use crate::pod::clock_jump::moved;
 use crate::runtime::Exit;
+use knarr_apimachinery::ids::{ContainerId, SandboxId};
 
 /// The exit code of a run whose own is not known, or that was killed.
 const KILLED: i32 = 137;

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
+use knarr_apimachinery::ids::ContainerId;
 use knarr_client::events::EventType;
-use knarr_kubelet::ids::ContainerId;
 use knarr_kubelet::pod::{Action, ActionError, Event, Hook, find_spec};
 use tracing::{Instrument, debug, debug_span, warn};
 

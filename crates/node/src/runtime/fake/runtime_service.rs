@@ -6,7 +6,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use futures::StreamExt;
 use futures::stream::BoxStream;
-use knarr_kubelet::ids::{ContainerId, SandboxId};
+use knarr_apimachinery::ids::{ContainerId, SandboxId};
 use knarr_kubelet::runtime::{Container, ContainerState, PodRef, Sandbox};
 use tokio::sync::{Notify, mpsc};
 use tokio::time::timeout;

@@ -1,10 +1,12 @@
-//! The identifiers of what a node runs, each a type of its own: none is passed in place of another.
+//! The identifiers of nodes and of what runs on them, each a type of its own: none is passed in place of another.
 //!
-//! Each reads as a `str`, for labels, paths and the runtime's messages; it is made from text only where text comes in.
+//! Each reads as a `str`, for labels, paths, messages and look-ups in maps: it hashes, compares and serializes as its text. It is made from text only
+//! where text comes in. A clone shares the text.
 
 use std::borrow::Borrow;
 use std::fmt;
 use std::ops::Deref;
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
@@ -13,7 +15,7 @@ macro_rules! identifier {
         $(#[$doc])*
         #[derive(Clone, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
         #[serde(transparent)]
-        pub struct $name(String);
+        pub struct $name(Arc<str>);
 
         impl $name {
             pub fn as_str(&self) -> &str {
@@ -55,37 +57,55 @@ macro_rules! identifier {
 
         impl From<String> for $name {
             fn from(text: String) -> Self {
-                $name(text)
+                $name(text.into())
             }
         }
 
         impl From<&str> for $name {
             fn from(text: &str) -> Self {
-                $name(text.to_string())
+                $name(text.into())
+            }
+        }
+
+        impl From<&String> for $name {
+            fn from(text: &String) -> Self {
+                $name(text.as_str().into())
             }
         }
 
         impl From<$name> for String {
             fn from(id: $name) -> Self {
-                id.0
+                id.0.as_ref().into()
             }
         }
 
         impl From<&$name> for String {
             fn from(id: &$name) -> Self {
-                id.0.clone()
+                id.0.as_ref().into()
             }
         }
 
         impl PartialEq<str> for $name {
             fn eq(&self, other: &str) -> bool {
-                self.0 == other
+                *self.0 == *other
             }
         }
 
         impl PartialEq<&str> for $name {
             fn eq(&self, other: &&str) -> bool {
-                self.0 == *other
+                *self.0 == **other
+            }
+        }
+
+        impl PartialEq<String> for $name {
+            fn eq(&self, other: &String) -> bool {
+                *self.0 == **other
+            }
+        }
+
+        impl PartialEq<$name> for str {
+            fn eq(&self, other: &$name) -> bool {
+                *self == *other.0
             }
         }
     };
@@ -98,6 +118,10 @@ identifier! {
 identifier! {
     /// The runtime's id of a pod sandbox.
     SandboxId
+}
+identifier! {
+    /// `metadata.name` of a Node; `spec.nodeName` of a pod that is assigned to it.
+    NodeName
 }
 identifier! {
     /// `metadata.uid` of a pod; of a static pod the hash of its file.
