@@ -177,7 +177,7 @@ fn attach(
         nodes.insert(node);
         actions.push(Action::Create(Create::new(VolumeAttachment {
             metadata: ObjectMeta {
-                name: Some(csi_attachment(handle, driver, node)),
+                name: Some(csi_attachment(handle, driver, &node.into())),
                 ..ObjectMeta::default()
             },
             spec: VolumeAttachmentSpec {
@@ -231,7 +231,7 @@ mod tests {
 
     fn attachment(world: &mut World, node: &str, finalizers: &[&str], status: Value) {
         world.put::<VolumeAttachment>(from(json!({
-            "metadata": {"name": csi_attachment("h", "d", node), "finalizers": finalizers},
+            "metadata": {"name": csi_attachment("h", "d", &node.into()), "finalizers": finalizers},
             "spec": {"attacher": "d", "nodeName": node, "source": {"persistentVolumeName": "v"}},
             "status": status,
         })));
@@ -248,7 +248,7 @@ mod tests {
         });
         let named = |mut line: String| {
             for node in ["n1", "n2"] {
-                line = line.replace(&csi_attachment("h", "d", node), node);
+                line = line.replace(&csi_attachment("h", "d", &node.into()), node);
             }
             line
         };
@@ -311,7 +311,7 @@ mod tests {
         attachment(&mut world, "n1", &[], json!({"attached": true}));
         let view: &dyn View = &world;
         let known = view
-            .get_as::<VolumeAttachment>("", &csi_attachment("h", "d", "n1"))
+            .get_as::<VolumeAttachment>("", &csi_attachment("h", "d", &"n1".into()))
             .unwrap();
         let actions = CsiAttach.reconcile(&Context {
             view,
@@ -382,7 +382,7 @@ mod tests {
     fn s7_the_attachments_of_other_volumes_and_attachers_are_not_changed() {
         let mut world = world("ReadWriteOnce", &[]);
         for (handle, attacher, volume) in [("other", "d", "w"), ("h", ATTACHER, "v")] {
-            let name = csi_attachment(handle, "d", "n1");
+            let name = csi_attachment(handle, "d", &"n1".into());
             world.put::<VolumeAttachment>(from(json!({"metadata": {"name": name},
                 "spec": {"attacher": attacher, "nodeName": "n1", "source": {"persistentVolumeName": volume}}})));
         }

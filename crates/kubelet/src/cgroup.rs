@@ -3,6 +3,8 @@
 //! Names only. A systemd slice's name contains its path (`a-b-c.slice` is in `a-b.slice` in `a.slice`), so dashes within a
 //! part become underscores.
 
+use knarr_apimachinery::ids::PodUid;
+
 pub use crate::configuration::CgroupDriver;
 
 /// The cgroup of all pods.
@@ -26,7 +28,7 @@ impl CgroupName {
     }
 
     /// The cgroup of a pod. `class` is its QoS class's cgroup, `None` for Guaranteed pods.
-    pub fn of_pod(class: Option<&str>, uid: &str) -> Self {
+    pub fn of_pod(class: Option<&str>, uid: &PodUid) -> Self {
         let mut parts = CgroupName::root().0;
         parts.extend(class.map(str::to_string));
         parts.push(format!("pod{uid}"));
@@ -94,7 +96,7 @@ mod tests {
 
     #[test]
     fn both_drivers_name_a_pods_cgroup_as_upstream_does() {
-        let uid = "1234-abcd-5678";
+        let uid = &PodUid::from("1234-abcd-5678");
         for (group, directory, slice) in [
             (CgroupName::root(), "/kubepods", "/kubepods.slice"),
             (
@@ -113,7 +115,7 @@ mod tests {
                 "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod1234_abcd_5678.slice",
             ),
             (
-                CgroupName::of_pod(Some("besteffort"), "f00"),
+                CgroupName::of_pod(Some("besteffort"), &"f00".into()),
                 "/kubepods/besteffort/podf00",
                 "/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-podf00.slice",
             ),
@@ -126,7 +128,7 @@ mod tests {
 
     #[test]
     fn a_containers_cgroup_is_where_containerd_creates_it() {
-        let group = CgroupName::of_pod(Some("burstable"), "u-1");
+        let group = CgroupName::of_pod(Some("burstable"), &"u-1".into());
         assert_eq!(
             group.path_of_container(CgroupDriver::Cgroupfs, "c0"),
             "/kubepods/burstable/podu-1/c0"

@@ -8,6 +8,7 @@ use knarr_api::k8s_openapi;
 use knarr_api::kinds::pod::resources::{
     RequirementKind, has_pod_level_resources, is_hugepages, is_sidecar, qos_class,
 };
+use knarr_apimachinery::ids::PodUid;
 use knarr_apimachinery::quantity::Quantity;
 
 /// A container's requests of memory and huge pages, in bytes by resource.
@@ -31,8 +32,8 @@ pub fn before<'a>(pod: &'a Pod, container: &str) -> impl Iterator<Item = (&'a Co
     all.take_while(move |(c, _)| c.name != container)
 }
 
-pub fn uid(pod: &Pod) -> &str {
-    pod.metadata.uid.as_deref().unwrap_or("")
+pub fn uid(pod: &Pod) -> PodUid {
+    PodUid::of(&pod.metadata)
 }
 
 /// Whether the pod's containers may have exclusive resources.

@@ -4,9 +4,9 @@
 
 use k8s_openapi::jiff::Timestamp;
 use knarr_api::k8s_openapi;
+use knarr_apimachinery::ids::{ContainerId, PodUid, SandboxId};
 
 use crate::self_fencing::TerminationMode;
-use knarr_apimachinery::ids::{ContainerId, PodUid, SandboxId};
 
 /// The pod of a sandbox or a container.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]

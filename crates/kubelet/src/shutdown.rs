@@ -8,6 +8,7 @@
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use knarr_api::k8s_openapi;
+use knarr_apimachinery::ids::PodUid;
 
 use crate::admission::{CRITICAL_PRIORITY, Rejection};
 use crate::configuration;
@@ -73,7 +74,7 @@ fn group_of(priority: i32, budgets: &[Budget]) -> usize {
 struct Group {
     budget: Budget,
     /// The pods' UIDs, and the grace period of each.
-    pods: Vec<(String, i64)>,
+    pods: Vec<(PodUid, i64)>,
 }
 
 /// What to do now.
@@ -82,7 +83,7 @@ pub enum ShutdownAction {
     /// Terminate the pods of the next group: their UIDs, and the eviction of each.
     Terminate {
         budget: Budget,
-        pods: Vec<(String, Eviction)>,
+        pods: Vec<(PodUid, Eviction)>,
     },
     /// Call again at this time, or when a pod has terminated.
     WaitUntil(Timestamp),
@@ -116,7 +117,7 @@ impl Shutdown {
             };
             let own = spec.and_then(|s| s.termination_grace_period_seconds);
             let seconds = own.map_or(group.budget.seconds, |own| own.min(group.budget.seconds));
-            let uid = pod.metadata.uid.clone().unwrap_or_default();
+            let uid = PodUid::of(&pod.metadata);
             group.pods.push((uid, seconds));
         }
         groups.retain(|g| !g.pods.is_empty());

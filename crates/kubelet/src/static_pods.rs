@@ -11,6 +11,7 @@ use k8s_openapi::jiff::Timestamp;
 use knarr_api::k8s_openapi;
 use knarr_apimachinery::codec::{self, DecodeError, StrictError};
 use knarr_apimachinery::field::ErrorList;
+use knarr_apimachinery::ids::NodeName;
 use serde_json::Value;
 
 const HASH: &str = "kubernetes.io/config.hash";
@@ -51,7 +52,7 @@ pub struct PodRules {
 pub fn read(
     document: &Value,
     file: &str,
-    node_name: &str,
+    node_name: &NodeName,
     now: Timestamp,
     rules: PodRules,
 ) -> Result<Pod, ManifestError> {
@@ -247,7 +248,7 @@ mod tests {
 
     #[test]
     fn l1_a_file_is_the_same_pod_until_its_content_changes() {
-        let pod = read(&file(), "/a/web.yaml", "n1", now(), RULES).unwrap();
+        let pod = read(&file(), "/a/web.yaml", &"n1".into(), now(), RULES).unwrap();
         let meta = &pod.metadata;
         assert_eq!(meta.name.as_deref(), Some("web-n1"));
         assert_eq!(meta.namespace.as_deref(), Some("default"));
@@ -257,8 +258,12 @@ mod tests {
         assert_eq!(spec.node_name.as_deref(), Some("n1"));
         let tolerated = &spec.tolerations.as_ref().unwrap()[0];
         assert_eq!(tolerated.effect.as_deref(), Some("NoExecute"));
-        let uid =
-            |document: &Value, file: &str| read(document, file, "n1", now(), RULES).unwrap().metadata.uid;
+        let uid = |document: &Value, file: &str| {
+            read(document, file, &"n1".into(), now(), RULES)
+                .unwrap()
+                .metadata
+                .uid
+        };
         assert_eq!(uid(&file(), "/a/web.yaml"), meta.uid);
         assert_ne!(uid(&file(), "/a/other.yaml"), meta.uid);
         let mut changed = file();
@@ -272,7 +277,9 @@ mod tests {
         let with = |path: &str, value: Value| {
             let mut document = file();
             *document.pointer_mut(path).unwrap() = value;
-            read(&document, "f", "n1", now(), RULES).unwrap_err().to_string()
+            read(&document, "f", &"n1".into(), now(), RULES)
+                .unwrap_err()
+                .to_string()
         };
         for (path, value, want) in [
             ("/kind", json!("Job"), "kind: \"Job\": expected Pod"),
@@ -294,7 +301,7 @@ mod tests {
     fn l4_a_static_pod_starts_again_with_its_previous_status() {
         let mut document = file();
         document["spec"]["initContainers"] = json!([{"name": "i", "image": "app"}]);
-        let pod = read(&document, "f", "n1", now(), RULES).unwrap();
+        let pod = read(&document, "f", &"n1".into(), now(), RULES).unwrap();
         let counts = |pod: &Pod| {
             let status = pod.status.as_ref().unwrap();
             let of = |list: &Option<Vec<ContainerStatus>>| list.as_ref().map(|l| l[0].restart_count);
@@ -325,7 +332,7 @@ mod tests {
 
     #[test]
     fn l13_a_mirror_names_its_pod_and_belongs_to_its_node() {
-        let pod = read(&file(), "f", "n1", now(), RULES).unwrap();
+        let pod = read(&file(), "f", &"n1".into(), now(), RULES).unwrap();
         let mirror = mirror(&pod, Some("node-uid"));
         assert_eq!(mirrored_hash(&mirror), pod.metadata.uid.as_deref());
         assert_eq!(mirrored_hash(&pod), None);

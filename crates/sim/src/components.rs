@@ -241,7 +241,7 @@ impl Node {
             self.environment.observer.violate("S9", what);
         }
         let mut config = Config {
-            node_name: self.name.clone(),
+            node_name: self.name.as_str().into(),
             root_dir: directory.join("kubelet"),
             log_dir: directory.join("logs"),
             node_ips: vec![self.address.clone()],

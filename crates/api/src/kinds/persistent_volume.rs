@@ -1,6 +1,7 @@
 //! PersistentVolume: the names that knarr and CSI give to volumes, and what decoding marks in it.
 
 use k8s_openapi::api::core::v1::PersistentVolume;
+use knarr_apimachinery::ids::NodeName;
 
 use crate::api_type::ApiType;
 
@@ -57,7 +58,7 @@ pub fn unique_name(volume: &str) -> String {
 }
 
 /// The name of the VolumeAttachment of a CSI volume to a node, as external attachers and kubelets compute it.
-pub fn csi_attachment(handle: &str, driver: &str, node: &str) -> String {
+pub fn csi_attachment(handle: &str, driver: &str, node: &NodeName) -> String {
     format!("csi-{}", sha256(&format!("{handle}{driver}{node}")))
 }
 

@@ -162,7 +162,7 @@ impl PreparedNode {
         let replace = move |renewed: &certificates::Identity| tls.renew(&self::identity(renewed));
         tokio::spawn(rotation.run(api.clone(), None, replace, cancel.clone()));
         let kubelet_config = kubelet::Config {
-            node_name: config.node_name.clone(),
+            node_name: config.node_name.as_str().into(),
             root_dir: config.data_dir.join("kubelet"),
             log_dir: match &config.kubelet.pod_logs_dir {
                 Some(dir) => dir.into(),

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use knarr_apimachinery::ids::PodUid;
 use serde::{Deserialize, Serialize};
 
 use super::cpuset::{self, ParseError};
@@ -20,7 +21,7 @@ struct Checkpoint {
     #[serde(rename = "defaultCpuSet", alias = "defaultCPUSet")]
     default: String,
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
-    entries: BTreeMap<String, BTreeMap<String, String>>,
+    entries: BTreeMap<PodUid, BTreeMap<String, String>>,
     checksum: u64,
 }
 
@@ -42,7 +43,7 @@ pub enum Error {
     Entry {
         text: String,
         container: String,
-        uid: String,
+        uid: PodUid,
         #[source]
         source: ParseError,
     },
@@ -51,7 +52,7 @@ pub enum Error {
 impl Checkpoint {
     /// Over the Go structure as the kubelet's checkpoint manager prints it.
     fn checksum(&self) -> u64 {
-        let containers = |(uid, of): (&String, &BTreeMap<String, String>)| {
+        let containers = |(uid, of): (&PodUid, &BTreeMap<String, String>)| {
             let of: Vec<String> = of.iter().map(|(name, cpus)| format!("{name}:{cpus}")).collect();
             format!("{uid}:map[{}]", of.join(" "))
         };

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{Container, Pod};
 use knarr_api::k8s_openapi;
+use knarr_apimachinery::ids::PodUid;
 
 use super::assignment::{NotEnough, Sorting, take_packed};
 use super::cpuset::{self, CpuSet};
@@ -191,16 +192,16 @@ impl CpuManager {
     }
 
     /// A container's exclusive CPUs.
-    pub fn exclusive(&self, uid: &str, container: &str) -> Option<&CpuSet> {
+    pub fn exclusive(&self, uid: &PodUid, container: &str) -> Option<&CpuSet> {
         self.state.of_container(uid, container)
     }
 
-    pub fn has_exclusive(&self, uid: &str) -> bool {
+    pub fn has_exclusive(&self, uid: &PodUid) -> bool {
         self.state.assigned.get(uid).is_some_and(|of| !of.is_empty())
     }
 
     /// The CPUs on which a container may run: its exclusive ones, else the shared pool. `None` with the policy `none`.
-    pub fn affinity(&self, uid: &str, container: &str) -> Option<&CpuSet> {
+    pub fn affinity(&self, uid: &PodUid, container: &str) -> Option<&CpuSet> {
         self.policy.as_ref()?;
         Some(self.exclusive(uid, container).unwrap_or(&self.state.default))
     }
@@ -214,7 +215,7 @@ impl CpuManager {
         let Some(policy) = self.policy.as_ref().filter(|_| requested > 0) else {
             return ProviderHints::new();
         };
-        let hints = match self.exclusive(uid(pod), &container.name) {
+        let hints = match self.exclusive(&uid(pod), &container.name) {
             Some(own) if own.len() != requested => Vec::new(),
             Some(own) => policy.hints(own, &CpuSet::new(), requested),
             None => {
@@ -238,7 +239,7 @@ impl CpuManager {
         let mut assigned = CpuSet::new();
         let mut is_changed = false;
         for container in guaranteed::containers(pod) {
-            if let Some(own) = self.exclusive(uid(pod), &container.name) {
+            if let Some(own) = self.exclusive(&uid(pod), &container.name) {
                 is_changed |= own.len() != guaranteed::cpus(container);
                 assigned.extend(own);
             }
@@ -265,7 +266,7 @@ impl CpuManager {
         let Some(policy) = self.policy.as_ref().filter(|_| count > 0) else {
             return Ok(Allocated::Shared);
         };
-        if self.exclusive(uid(pod), &container.name).is_some() {
+        if self.exclusive(&uid(pod), &container.name).is_some() {
             return Ok(Allocated::Existing);
         }
         policy.check_whole_cores(&self.state.default, count)?;
@@ -282,18 +283,18 @@ impl CpuManager {
             .iter()
             .map(|cpu| policy.topology.id(*cpu, Level::UncoreCache));
         let is_uncore_aligned = caches.collect::<std::collections::BTreeSet<_>>().len() <= 1;
-        self.state.assign(uid(pod), &container.name, cpus);
+        self.state.assign(&uid(pod), &container.name, cpus);
         Ok(Allocated::New { is_uncore_aligned })
     }
 
     /// Releases the CPUs of a terminated pod; returns whether it had exclusive ones.
-    pub fn release(&mut self, uid: &str) -> bool {
+    pub fn release(&mut self, uid: &PodUid) -> bool {
         self.state.release(uid)
     }
 
     /// Releases the CPUs of pods that do not exist any more; returns whether there were any.
     pub fn retain_pods(&mut self, is_there: impl Fn(&str) -> bool) -> bool {
-        let deleted: Vec<String> = self
+        let deleted: Vec<PodUid> = self
             .state
             .assigned
             .keys()
@@ -310,7 +311,7 @@ impl CpuManager {
     fn reusable(&self, pod: &Pod, container: &str) -> CpuSet {
         let mut reusable = CpuSet::new();
         for (other, has_finished) in guaranteed::before(pod, container) {
-            let own = self.exclusive(uid(pod), &other.name).into_iter().flatten();
+            let own = self.exclusive(&uid(pod), &other.name).into_iter().flatten();
             for cpu in own {
                 match has_finished {
                     true => drop(reusable.insert(*cpu)),

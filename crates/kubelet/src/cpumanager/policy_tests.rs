@@ -53,7 +53,7 @@ fn manager(topology: CpuTopology, settings: Settings, others: &str) -> CpuManage
         ..State::default()
     };
     if !others.is_empty() {
-        state.assign("other", "c", set(others));
+        state.assign(&"other".into(), "c", set(others));
     }
     CpuManager::new_static(topology, settings, state).unwrap()
 }
@@ -66,7 +66,7 @@ fn allocate(
     let mut last = CpuSet::new();
     for container in crate::guaranteed::containers(pod) {
         manager.allocate(pod, container, affinity)?;
-        let own = manager.exclusive(crate::guaranteed::uid(pod), &container.name);
+        let own = manager.exclusive(&crate::guaranteed::uid(pod), &container.name);
         last = own.cloned().unwrap_or_default();
     }
     Ok(last)
@@ -114,7 +114,7 @@ fn l4_reserved_cpus_are_shared_and_never_assigned() {
          unexpected"
     );
     allocate(&mut manager, &pod("p", "c7"), None).unwrap();
-    assert_eq!(manager.affinity("q", "c"), Some(&set("0")));
+    assert_eq!(manager.affinity(&"q".into(), "c"), Some(&set("0")));
 }
 
 #[test]
@@ -154,9 +154,9 @@ fn l4_cpus_come_from_the_numa_nodes_or_sockets_of_the_hint() {
 fn l4_cpus_of_init_containers_are_reused_and_those_of_sidecars_are_not() {
     let mut manager = manager(single_socket_ht(), settings("", "0"), "");
     assert_eq!(allocate(&mut manager, &pod("p", "i4 c2"), None), Ok(set("1,5")));
-    assert_eq!(manager.exclusive("p", "i0"), Some(&set("1,2,5,6")));
+    assert_eq!(manager.exclusive(&"p".into(), "i0"), Some(&set("1,2,5,6")));
     assert_eq!(manager.state().default, set("0,3,4,7"));
-    assert!(manager.release("p") && !manager.release("p"));
+    assert!(manager.release(&"p".into()) && !manager.release(&"p".into()));
     assert_eq!(manager.state().default, set("0-7"));
     allocate(&mut manager, &pod("p", "s2 c2"), None).unwrap();
     assert_eq!(manager.state().default, set("0,3,4,7"));

@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use knarr_apimachinery::ids::PodUid;
+
 use super::cpuset::{self, CpuSet};
 
 /// The CPU manager's state. Assignments are by pod UID and container name.
@@ -9,22 +11,22 @@ use super::cpuset::{self, CpuSet};
 pub struct State {
     /// The shared pool. Reserved CPUs are in it unless they are strictly reserved.
     pub default: CpuSet,
-    pub assigned: BTreeMap<String, BTreeMap<String, CpuSet>>,
+    pub assigned: BTreeMap<PodUid, BTreeMap<String, CpuSet>>,
 }
 
 impl State {
-    pub fn of_container(&self, uid: &str, container: &str) -> Option<&CpuSet> {
+    pub fn of_container(&self, uid: &PodUid, container: &str) -> Option<&CpuSet> {
         self.assigned.get(uid)?.get(container)
     }
 
-    pub fn assign(&mut self, uid: &str, container: &str, cpus: CpuSet) {
+    pub fn assign(&mut self, uid: &PodUid, container: &str, cpus: CpuSet) {
         self.default.retain(|cpu| !cpus.contains(cpu));
-        let containers = self.assigned.entry(uid.into()).or_default();
+        let containers = self.assigned.entry(uid.clone()).or_default();
         containers.insert(container.into(), cpus);
     }
 
     /// Returns a pod's CPUs to the shared pool; returns whether it had any.
-    pub fn release(&mut self, uid: &str) -> bool {
+    pub fn release(&mut self, uid: &PodUid) -> bool {
         let released = self.assigned.remove(uid);
         let is_new = released.is_some();
         self.default
@@ -50,7 +52,7 @@ pub enum StateError {
     ReservedShared { reserved: String, default: String },
     #[error("pod: {uid}, container: {container} cpuset: {cpus:?} overlaps with default cpuset {default:?}")]
     Overlap {
-        uid: String,
+        uid: PodUid,
         container: String,
         cpus: String,
         default: String,

@@ -99,7 +99,7 @@ impl DeviceManager {
     pub fn hints(&self, pod: &Pod, container: &Container, numa_nodes: &BTreeSet<u32>) -> ProviderHints {
         let requests = self.requests(pod, container).into_iter();
         let hints = requests.map(|(resource, requested)| {
-            let own = self.assigned.devices_of(uid(pod), &container.name, &resource);
+            let own = self.assigned.devices_of(&uid(pod), &container.name, &resource);
             let reusable = self.assigned.reusable(pod, &container.name, &resource);
             let hints = self.hints_of(&resource, own, &reusable, requested, numa_nodes);
             (resource, hints)
@@ -124,7 +124,7 @@ impl DeviceManager {
             };
             let requested = usize::try_from(guaranteed::most_at_a_time(pod, of)).unwrap_or(usize::MAX);
             let own: BTreeSet<String> = guaranteed::containers(pod)
-                .filter_map(|c| self.assigned.devices_of(uid(pod), &c.name, &resource))
+                .filter_map(|c| self.assigned.devices_of(&uid(pod), &c.name, &resource))
                 .flatten()
                 .collect();
             let own = (!own.is_empty()).then_some(own);

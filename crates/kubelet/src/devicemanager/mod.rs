@@ -14,6 +14,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use k8s_openapi::api::core::v1::{Container, Pod, ResourceHealth, ResourceStatus};
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use knarr_api::k8s_openapi;
+use knarr_apimachinery::ids::PodUid;
 use knarr_apimachinery::quantity::Quantity;
 
 pub use options::{Allocation, ContainerOptions, DeviceNode, Mount};
@@ -78,12 +79,12 @@ pub struct Request<'a> {
 }
 
 impl Request<'_> {
-    fn uid(&self) -> &str {
-        self.pod.metadata.uid.as_deref().unwrap_or("")
+    fn uid(&self) -> PodUid {
+        PodUid::of(&self.pod.metadata)
     }
 
-    fn key(&self) -> (String, String, String) {
-        (self.uid().into(), self.container.into(), self.resource.into())
+    fn key(&self) -> (PodUid, String, String) {
+        (self.uid(), self.container.into(), self.resource.into())
     }
 }
 
@@ -140,7 +141,7 @@ pub enum PreStartError {
         "no devices found allocated in local cache for pod {uid}, container {container}, resource {resource}"
     )]
     NoDevices {
-        uid: String,
+        uid: PodUid,
         container: String,
         resource: String,
     },
@@ -163,7 +164,7 @@ pub struct DeviceManager {
     /// Resources whose plugins have stopped for longer than the grace period: the node reports 0 of them.
     removed: BTreeSet<String>,
     /// Devices chosen for a pod, container and resource, whose Allocate call is in flight.
-    reserved: BTreeMap<(String, String, String), BTreeSet<String>>,
+    reserved: BTreeMap<(PodUid, String, String), BTreeSet<String>>,
 }
 
 impl DeviceManager {
@@ -188,7 +189,7 @@ impl DeviceManager {
     }
 
     /// Applies a plugin's report; returns the pods with a device whose health changed.
-    pub fn reported(&mut self, resource: &str, devices: BTreeMap<String, Device>) -> BTreeSet<String> {
+    pub fn reported(&mut self, resource: &str, devices: BTreeMap<String, Device>) -> BTreeSet<PodUid> {
         let Some(known) = self.resources.get_mut(resource) else {
             return BTreeSet::new();
         };
@@ -238,7 +239,7 @@ impl DeviceManager {
     }
 
     /// The devices in a container's status (KEP 4680).
-    pub fn resources_status(&self, uid: &str, container: &str) -> Vec<ResourceStatus> {
+    pub fn resources_status(&self, uid: &PodUid, container: &str) -> Vec<ResourceStatus> {
         let resources = self.assigned.of_container(uid, container).into_iter().flatten();
         let status = |(resource, of): (&String, &Assignment)| {
             let health = |id: String| ResourceHealth {
@@ -308,7 +309,7 @@ impl DeviceManager {
         let resource = || request.resource.to_string();
         let own = self
             .assigned
-            .devices_of(request.uid(), request.container, request.resource);
+            .devices_of(&request.uid(), request.container, request.resource);
         if let Some(own) = own.as_ref().filter(|own| own.len() != request.count) {
             return Err(Error::Changed {
                 pod: request.uid().into(),
@@ -402,7 +403,7 @@ impl DeviceManager {
         }
         let assignment = Assignment { devices, allocation };
         self.assigned
-            .insert(request.uid(), request.container, request.resource, assignment);
+            .insert(&request.uid(), request.container, request.resource, assignment);
     }
 
     /// The plugin has not allocated the chosen devices.
@@ -411,7 +412,7 @@ impl DeviceManager {
     }
 
     /// Releases the devices of a terminated pod; returns whether it had any.
-    pub fn release(&mut self, uid: &str) -> bool {
+    pub fn release(&mut self, uid: &PodUid) -> bool {
         self.reserved.retain(|(of, _, _), _| of != uid);
         self.assigned.remove(uid)
     }
@@ -424,7 +425,7 @@ impl DeviceManager {
     /// The devices of a container whose plugin requires PreStartContainer.
     pub fn pre_start(
         &self,
-        uid: &str,
+        uid: &PodUid,
         container: &str,
         resource: &str,
     ) -> Result<Option<Vec<String>>, PreStartError> {
@@ -437,7 +438,7 @@ impl DeviceManager {
         match self.assigned.devices_of(uid, container, resource) {
             Some(devices) => Ok(Some(devices.into_iter().collect())),
             None => Err(PreStartError::NoDevices {
-                uid: uid.into(),
+                uid: uid.clone(),
                 container: container.into(),
                 resource: resource.into(),
             }),
@@ -445,7 +446,7 @@ impl DeviceManager {
     }
 
     /// The least allocatable amounts of a node that has fewer devices than are assigned, so that its pods are admitted again.
-    pub fn least_allocatable(&self, uid: &str) -> BTreeMap<String, usize> {
+    pub fn least_allocatable(&self, uid: &PodUid) -> BTreeMap<String, usize> {
         match self.assigned.has_pod(uid) {
             true => self.assigned.counts(),
             false => BTreeMap::new(),

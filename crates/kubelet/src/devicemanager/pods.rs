@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::api::core::v1::{Container, Pod};
 use knarr_api::k8s_openapi;
+use knarr_apimachinery::ids::PodUid;
 
 use super::options::{Allocation, ContainerOptions};
 
@@ -26,36 +27,36 @@ type ByContainer = BTreeMap<String, ByResource>;
 
 /// The assignments, by pod UID.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Assigned(BTreeMap<String, ByContainer>);
+pub struct Assigned(BTreeMap<PodUid, ByContainer>);
 
 impl Assigned {
-    pub fn insert(&mut self, uid: &str, container: &str, resource: &str, assignment: Assignment) {
-        let containers = self.0.entry(uid.into()).or_default();
+    pub fn insert(&mut self, uid: &PodUid, container: &str, resource: &str, assignment: Assignment) {
+        let containers = self.0.entry(uid.clone()).or_default();
         let resources = containers.entry(container.into()).or_default();
         resources.insert(resource.into(), assignment);
     }
 
     /// All assignments: pod, container, resource.
-    pub fn iter(&self) -> impl Iterator<Item = (&str, &str, &str, &Assignment)> {
+    pub fn iter(&self) -> impl Iterator<Item = (&PodUid, &str, &str, &Assignment)> {
         self.0.iter().flat_map(|(uid, containers)| {
             containers.iter().flat_map(move |(container, resources)| {
                 let resources = resources.iter();
-                resources.map(move |(name, of)| (uid.as_str(), container.as_str(), name.as_str(), of))
+                resources.map(move |(name, of)| (uid, container.as_str(), name.as_str(), of))
             })
         })
     }
 
     /// A container's assignments, by resource.
-    pub fn of_container(&self, uid: &str, container: &str) -> Option<&ByResource> {
+    pub fn of_container(&self, uid: &PodUid, container: &str) -> Option<&ByResource> {
         self.0.get(uid)?.get(container)
     }
 
-    pub fn options(&self, uid: &str, container: &str) -> ContainerOptions {
+    pub fn options(&self, uid: &PodUid, container: &str) -> ContainerOptions {
         let resources = self.of_container(uid, container).into_iter().flatten();
         ContainerOptions::of(resources.map(|(_, assignment)| &assignment.allocation))
     }
 
-    pub(super) fn has_pod(&self, uid: &str) -> bool {
+    pub(super) fn has_pod(&self, uid: &PodUid) -> bool {
         self.0.contains_key(uid)
     }
 
@@ -63,7 +64,7 @@ impl Assigned {
         self.iter().any(|(_, _, name, _)| name == resource)
     }
 
-    pub(super) fn remove(&mut self, uid: &str) -> bool {
+    pub(super) fn remove(&mut self, uid: &PodUid) -> bool {
         self.0.remove(uid).is_some()
     }
 
@@ -74,7 +75,12 @@ impl Assigned {
     }
 
     /// `None` if nothing was ever assigned.
-    pub(super) fn devices_of(&self, uid: &str, container: &str, resource: &str) -> Option<BTreeSet<String>> {
+    pub(super) fn devices_of(
+        &self,
+        uid: &PodUid,
+        container: &str,
+        resource: &str,
+    ) -> Option<BTreeSet<String>> {
         self.of_container(uid, container)?
             .get(resource)
             .map(Assignment::ids)
@@ -94,16 +100,16 @@ impl Assigned {
         all.into_iter().map(|(name, ids)| (name, ids.len())).collect()
     }
 
-    pub(super) fn pods_with(&self, resource: &str, matches: impl Fn(&str) -> bool) -> BTreeSet<String> {
+    pub(super) fn pods_with(&self, resource: &str, matches: impl Fn(&str) -> bool) -> BTreeSet<PodUid> {
         let all = self.iter().filter(|(_, _, name, _)| *name == resource);
         let having = all.filter(|(_, _, _, assignment)| assignment.ids().iter().any(|id| matches(id)));
-        having.map(|(uid, _, _, _)| uid.to_string()).collect()
+        having.map(|(uid, _, _, _)| uid.clone()).collect()
     }
 
     /// The devices that a container of the pod may reuse: those of init containers that have finished when it starts, unless
     /// another container reuses them.
     pub(super) fn reusable(&self, pod: &Pod, container: &str, resource: &str) -> BTreeSet<String> {
-        let uid = pod.metadata.uid.as_deref().unwrap_or("");
+        let uid = PodUid::of(&pod.metadata);
         let Some(spec) = &pod.spec else {
             return BTreeSet::new();
         };
@@ -113,7 +119,7 @@ impl Assigned {
             if other.name == container {
                 break;
             }
-            let devices = self.devices_of(uid, &other.name, resource).unwrap_or_default();
+            let devices = self.devices_of(&uid, &other.name, resource).unwrap_or_default();
             match ends {
                 true => reusable.extend(devices),
                 false => reusable.retain(|id| !devices.contains(id)),

@@ -78,7 +78,7 @@ fn l4_no_device_is_assigned_to_two_pods() {
     );
     manager.release_reserved(&request(&first, "a", 1));
     assert_eq!(allocate(&mut manager, &third, "a", 1), set(&["d1"]));
-    assert!(manager.release("2"));
+    assert!(manager.release(&"2".into()));
     assert_eq!(allocate(&mut manager, &first, "a", 1), set(&["d2"]));
 }
 
@@ -105,7 +105,7 @@ fn l4_a_container_keeps_its_devices_as_long_as_they_are_healthy() {
         Err(r#"pod "1" container "a" changed request for resource "example.com/gpu" from 1 to 2"#.into())
     );
     let health = |manager: &DeviceManager| {
-        let status = manager.resources_status("1", "a");
+        let status = manager.resources_status(&"1".into(), "a");
         let devices = status[0].resources.clone().unwrap();
         let health = devices.into_iter().map(|d| (d.resource_id, d.health.unwrap()));
         (status[0].name.clone(), health.collect::<Vec<_>>())
@@ -116,7 +116,7 @@ fn l4_a_container_keeps_its_devices_as_long_as_they_are_healthy() {
     );
     assert_eq!(
         manager.reported(GPU, devices(&[("d1", false), ("d2", true)])),
-        set(&["1"])
+        std::collections::BTreeSet::from([knarr_apimachinery::ids::PodUid::from("1")])
     );
     assert_eq!(health(&manager).1, [("d1".to_string(), "Unhealthy".to_string())]);
     assert_eq!(

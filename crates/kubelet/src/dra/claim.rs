@@ -6,6 +6,7 @@ use k8s_openapi::api::core::v1::{Container, Pod, PodResourceClaim};
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use knarr_api::k8s_openapi;
 use knarr_api::kinds::pod::resources::is_dra_extended;
+use knarr_apimachinery::ids::PodUid;
 use knarr_apimachinery::quantity::Quantity;
 
 use super::ClaimRef;
@@ -30,7 +31,7 @@ pub enum ClaimError {
     #[error("pod {pod} ({pod_uid}) is not allowed to use ResourceClaim {name} ({uid})")]
     NotReserved {
         pod: String,
-        pod_uid: String,
+        pod_uid: PodUid,
         name: String,
         uid: String,
     },
@@ -182,7 +183,7 @@ pub fn is_usable(pod: &Pod, used: &PodClaim, claim: &ResourceClaim) -> Result<()
         true => Ok(()),
         false => Err(ClaimError::NotReserved {
             pod: pod_name,
-            pod_uid,
+            pod_uid: pod_uid.into(),
             name,
             uid: claim.metadata.uid.clone().unwrap_or_default(),
         }),

@@ -4,6 +4,8 @@
 //! A claim is prepared before the first of its pods gets a sandbox, and unprepared when the last of them has no processes
 //! left. That a pod uses a claim is recorded in the checkpoint before the driver is called, so that every call is undone.
 
+use knarr_apimachinery::ids::PodUid;
+
 pub mod claim;
 pub mod health;
 #[cfg(test)]
@@ -38,7 +40,7 @@ pub struct Device {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Claim {
     pub uid: String,
-    pub pods: BTreeSet<String>,
+    pub pods: BTreeSet<PodUid>,
     /// The drivers of its allocation, also those that have prepared no device.
     pub drivers: BTreeMap<String, Vec<Device>>,
     /// Whether this kubelet has prepared it: after a restart it is prepared again, which is idempotent for drivers.
@@ -85,7 +87,7 @@ impl Claims {
     }
 
     /// Records that a pod uses these claims, which it is allowed to use, and returns those that are to be prepared.
-    pub fn add_pod(&mut self, pod_uid: &str, claims: &[ResourceClaim]) -> Result<Batches, ClaimError> {
+    pub fn add_pod(&mut self, pod_uid: &PodUid, claims: &[ResourceClaim]) -> Result<Batches, ClaimError> {
         let mut to_prepare = Vec::new();
         for object in claims {
             let (reference, drivers) = claim::allocated(object)?;
@@ -106,7 +108,7 @@ impl Claims {
                 drivers: drivers.into_iter().map(|driver| (driver, Vec::new())).collect(),
                 ..Claim::default()
             });
-            claim.pods.insert(pod_uid.to_string());
+            claim.pods.insert(pod_uid.clone());
             if claim.is_prepared {
                 continue;
             }
@@ -137,7 +139,7 @@ impl Claims {
     }
 
     /// The claims to unprepare after a pod has terminated. Claims that other pods use lose only the pod's reservation.
-    pub fn begin_unprepare(&mut self, pod_uid: &str) -> Batches {
+    pub fn begin_unprepare(&mut self, pod_uid: &PodUid) -> Batches {
         let mut batches = Batches::new();
         for ((namespace, name), claim) in &mut self.0 {
             if !claim.pods.contains(pod_uid) {
@@ -161,7 +163,7 @@ impl Claims {
     }
 
     /// Removes a pod's claims after they are unprepared. A claim that another pod uses meanwhile stays.
-    pub fn remove_pod(&mut self, pod_uid: &str) {
+    pub fn remove_pod(&mut self, pod_uid: &PodUid) {
         self.0.retain(|_, claim| {
             claim.pods.remove(pod_uid);
             !claim.pods.is_empty()
@@ -169,12 +171,12 @@ impl Claims {
     }
 
     /// Whether a pod uses any claim.
-    pub fn are_used_by(&self, pod_uid: &str) -> bool {
+    pub fn are_used_by(&self, pod_uid: &PodUid) -> bool {
         self.0.values().any(|claim| claim.pods.contains(pod_uid))
     }
 
     /// The pods that use claims.
-    pub fn pods(&self) -> BTreeSet<String> {
+    pub fn pods(&self) -> BTreeSet<PodUid> {
         self.0
             .values()
             .flat_map(|claim| claim.pods.iter().cloned())
@@ -182,7 +184,7 @@ impl Claims {
     }
 
     /// The pods that have one of these devices of a driver.
-    pub fn pods_with(&self, driver: &str, devices: &BTreeSet<DeviceId>) -> BTreeSet<String> {
+    pub fn pods_with(&self, driver: &str, devices: &BTreeSet<DeviceId>) -> BTreeSet<PodUid> {
         let has = |claim: &&Claim| {
             let mut own = claim.drivers.get(driver).into_iter().flatten();
             own.any(|d| devices.contains(&(d.pool_name.clone(), d.device_name.clone())))

@@ -38,22 +38,22 @@ fn device(requests: &[&str], cdi: &str) -> Device {
 fn l4_a_claim_is_prepared_for_its_first_pod_and_unprepared_after_its_last() {
     let mut claims = Claims::default();
     let shared = [claim("c", "u", &["d1.example", "d2.example"], &["1", "2"])];
-    let batches = claims.add_pod("1", &shared).unwrap();
+    let batches = claims.add_pod(&"1".into(), &shared).unwrap();
     assert_eq!(batches.keys().collect::<Vec<_>>(), ["d1.example", "d2.example"]);
     // Until it is prepared, every pod that uses it has it prepared.
-    assert_eq!(claims.add_pod("2", &shared), Ok(batches.clone()));
+    assert_eq!(claims.add_pod(&"2".into(), &shared), Ok(batches.clone()));
     claims.mark_prepared(&batches);
-    assert_eq!(claims.add_pod("2", &shared), Ok(Batches::new()));
+    assert_eq!(claims.add_pod(&"2".into(), &shared), Ok(Batches::new()));
     assert_eq!(
-        claims.begin_unprepare("1"),
+        claims.begin_unprepare(&"1".into()),
         Batches::new(),
         "the other still uses it"
     );
-    claims.remove_pod("1");
+    claims.remove_pod(&"1".into());
     assert!(claims.get("ns", "c").unwrap().is_prepared);
-    assert_eq!(claims.begin_unprepare("2"), batches);
-    assert!(claims.are_used_by("2"), "until the drivers have answered");
-    claims.remove_pod("2");
+    assert_eq!(claims.begin_unprepare(&"2".into()), batches);
+    assert!(claims.are_used_by(&"2".into()), "until the drivers have answered");
+    claims.remove_pod(&"2".into());
     assert_eq!(claims, Claims::default());
 }
 
@@ -63,13 +63,15 @@ fn l4_nothing_is_recorded_for_a_pod_whose_claims_cannot_be_prepared() {
     let mut unallocated = claim("c", "u", &[], &["1"]);
     unallocated.status = None;
     let all = [claim("a", "u", &["d"], &["1"]), unallocated];
-    let error = claims.add_pod("1", &all).unwrap_err();
+    let error = claims.add_pod(&"1".into(), &all).unwrap_err();
     assert_eq!(error.to_string(), "ResourceClaim c: not allocated");
     assert_eq!(claims, Claims::default());
-    claims.add_pod("1", &[claim("c", "old", &["d"], &["1"])]).unwrap();
+    claims
+        .add_pod(&"1".into(), &[claim("c", "old", &["d"], &["1"])])
+        .unwrap();
     assert_eq!(
         claims
-            .add_pod("2", &[claim("c", "new", &["d"], &["2"])])
+            .add_pod(&"2".into(), &[claim("c", "new", &["d"], &["2"])])
             .unwrap_err()
             .to_string(),
         "old ResourceClaim with same name c and different UID old still exists (previous pod force-deleted?!)"
@@ -128,7 +130,7 @@ fn l4_a_pod_uses_claims_that_are_its_own_or_reserved_for_it() {
 fn l4_a_container_gets_the_devices_of_the_requests_that_it_names() {
     let mut claims = Claims::default();
     let object = [claim("c", "u", &["d.example"], &["1"])];
-    let batches = claims.add_pod("1", &object).unwrap();
+    let batches = claims.add_pod(&"1".into(), &object).unwrap();
     let devices = vec![
         device(&["r1"], "d.example/c=1"),
         device(&["r2"], "d.example/c=2"),

@@ -6,9 +6,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use knarr_api::k8s_openapi;
+use knarr_apimachinery::ids::{ContainerId, PodUid, SandboxId};
 
 use crate::runtime::{Container, ContainerState, Sandbox};
-use knarr_apimachinery::ids::{ContainerId, PodUid, SandboxId};
 
 /// A younger sandbox may still be about to get its first container.
 pub const SANDBOX_MIN_AGE: SignedDuration = SignedDuration::from_secs(60);

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use knarr_apimachinery::ids::PodUid;
 use serde::{Deserialize, Serialize};
 
 use super::state::{Block, MachineState, NodeState, State, Table};
@@ -17,7 +18,7 @@ struct Checkpoint {
     policy_name: String,
     machine_state: MachineState,
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
-    entries: BTreeMap<String, BTreeMap<String, Vec<Block>>>,
+    entries: BTreeMap<PodUid, BTreeMap<String, Vec<Block>>>,
     checksum: u64,
 }
 
@@ -68,7 +69,7 @@ impl Checkpoint {
         };
         let container =
             |(name, blocks): (&String, &Vec<Block>)| format!("{name}:[{}]", joined(blocks.iter().map(block)));
-        let pod = |(uid, of): (&String, &BTreeMap<String, Vec<Block>>)| {
+        let pod = |(uid, of): (&PodUid, &BTreeMap<String, Vec<Block>>)| {
             format!("{uid}:map[{}]", joined(of.iter().map(container)))
         };
         let text = format!(

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::api::core::v1::{Container, Pod};
 use knarr_api::k8s_openapi;
+use knarr_apimachinery::ids::PodUid;
 
 use super::MEMORY;
 use super::hints::{self, Reusable};
@@ -97,12 +98,12 @@ impl MemoryManager {
         self.state.machine.iter().flat_map(of_node).collect()
     }
 
-    pub fn blocks(&self, uid: &str, container: &str) -> &[Block] {
+    pub fn blocks(&self, uid: &PodUid, container: &str) -> &[Block] {
         self.state.of_container(uid, container).map_or(&[], Vec::as_slice)
     }
 
     /// The NUMA nodes of a container's memory; empty: it may use all.
-    pub fn numa_nodes(&self, uid: &str, container: &str) -> BTreeSet<u32> {
+    pub fn numa_nodes(&self, uid: &PodUid, container: &str) -> BTreeSet<u32> {
         let blocks = self.blocks(uid, container).iter();
         blocks.flat_map(|block| block.nodes.iter().copied()).collect()
     }
@@ -117,7 +118,7 @@ impl MemoryManager {
             return ProviderHints::new();
         }
         let requests = guaranteed::memory(container);
-        match self.state.of_container(uid(pod), &container.name) {
+        match self.state.of_container(&uid(pod), &container.name) {
             Some(blocks) => regenerated(blocks, &requests),
             None => self.calculated(&requests, &self.reusable(pod, &container.name)),
         }
@@ -143,7 +144,7 @@ impl MemoryManager {
             return ProviderHints::new();
         }
         let mut assigned = guaranteed::containers(pod)
-            .filter_map(|container| self.state.of_container(uid(pod), &container.name));
+            .filter_map(|container| self.state.of_container(&uid(pod), &container.name));
         match assigned.next() {
             Some(blocks) => regenerated(blocks, &requests),
             None => self.calculated(&requests, &Reusable::new()),
@@ -170,7 +171,7 @@ impl MemoryManager {
         container: &Container,
         hint: Hint,
     ) -> Result<bool, AllocationError> {
-        if !self.concerns(pod) || self.state.of_container(uid(pod), &container.name).is_some() {
+        if !self.concerns(pod) || self.state.of_container(&uid(pod), &container.name).is_some() {
             return Ok(false);
         }
         let requests = guaranteed::memory(container);
@@ -196,7 +197,7 @@ impl MemoryManager {
             });
         }
         self.reuse_memory(pod, container, &blocks);
-        let containers = self.state.assigned.entry(uid(pod).into()).or_default();
+        let containers = self.state.assigned.entry(uid(pod)).or_default();
         containers.insert(container.name.clone(), blocks);
         Ok(true)
     }
@@ -241,7 +242,7 @@ impl MemoryManager {
             if !has_finished {
                 continue;
             }
-            for block in self.blocks(uid(pod), &other.name) {
+            for block in self.blocks(&uid(pod), &other.name) {
                 if let Some(mask) = NumaMask::of(block.nodes.iter().copied()) {
                     let left = reusable.entry((mask, block.resource.clone())).or_default();
                     *left = left.saturating_add(block.bytes);
@@ -255,7 +256,7 @@ impl MemoryManager {
     fn reuse_memory(&mut self, pod: &Pod, container: &Container, blocks: &[Block]) {
         let mut left = blocks.to_vec();
         for (other, has_finished) in guaranteed::before(pod, &container.name) {
-            let Some(containers) = self.state.assigned.get_mut(uid(pod)).filter(|_| has_finished) else {
+            let Some(containers) = self.state.assigned.get_mut(&uid(pod)).filter(|_| has_finished) else {
                 continue;
             };
             for old in containers.get_mut(&other.name).into_iter().flatten() {
@@ -274,13 +275,13 @@ impl MemoryManager {
     pub fn started(&mut self, pod: &Pod, container: &str) -> bool {
         let mut is_changed = false;
         for (other, has_finished) in guaranteed::before(pod, container) {
-            is_changed |= has_finished && self.state.release(uid(pod), &other.name);
+            is_changed |= has_finished && self.state.release(&uid(pod), &other.name);
         }
         is_changed
     }
 
     /// Releases the memory of a terminated pod; returns whether it had any.
-    pub fn release(&mut self, uid: &str) -> bool {
+    pub fn release(&mut self, uid: &PodUid) -> bool {
         let containers = self.state.assigned.get(uid);
         let names: Vec<String> = containers.into_iter().flat_map(|c| c.keys().cloned()).collect();
         for name in &names {
@@ -291,7 +292,7 @@ impl MemoryManager {
 
     /// Releases the memory of pods that do not exist any more; returns whether there were any.
     pub fn retain_pods(&mut self, is_there: impl Fn(&str) -> bool) -> bool {
-        let deleted: Vec<String> = self
+        let deleted: Vec<PodUid> = self
             .state
             .assigned
             .keys()

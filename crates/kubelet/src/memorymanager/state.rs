@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use knarr_apimachinery::ids::PodUid;
 use serde::{Deserialize, Serialize};
 
 /// Memory that is assigned to a container from a group of NUMA nodes.
@@ -71,7 +72,7 @@ pub type MachineState = BTreeMap<u32, NodeState>;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct State {
     pub machine: MachineState,
-    pub assigned: BTreeMap<String, BTreeMap<String, Vec<Block>>>,
+    pub assigned: BTreeMap<PodUid, BTreeMap<String, Vec<Block>>>,
 }
 
 /// Why a checkpoint's state does not match this node, with v1.36's messages.
@@ -82,11 +83,11 @@ pub enum StateError {
     #[error(
         "[memorymanager] (pod: {0}, container: {1}) the memory assignment uses the NUMA that does not exist"
     )]
-    NoNode(String, String),
+    NoNode(PodUid, String),
     #[error(
         "[memorymanager] (pod: {0}, container: {1}) the memory assignment uses memory resource that does not exist"
     )]
-    NoResource(String, String),
+    NoResource(PodUid, String),
     #[error("[memorymanager] the expected machine state is different from the real one")]
     OtherMachine,
 }
@@ -107,12 +108,12 @@ pub(super) fn assign(machine: &mut MachineState, nodes: &[u32], resource: &str, 
 }
 
 impl State {
-    pub fn of_container(&self, uid: &str, container: &str) -> Option<&Vec<Block>> {
+    pub fn of_container(&self, uid: &PodUid, container: &str) -> Option<&Vec<Block>> {
         self.assigned.get(uid)?.get(container)
     }
 
     /// Releases a container's memory; returns whether it had any.
-    pub fn release(&mut self, uid: &str, container: &str) -> bool {
+    pub fn release(&mut self, uid: &PodUid, container: &str) -> bool {
         let Some(containers) = self.assigned.get_mut(uid) else {
             return false;
         };

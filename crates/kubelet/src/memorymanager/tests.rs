@@ -88,7 +88,7 @@ fn allocate(manager: &mut MemoryManager, pod: &Pod, hint: Hint) -> Result<Vec<Bl
     }
     let last: Vec<&Container> = guaranteed::containers(pod).collect();
     Ok(manager
-        .blocks(guaranteed::uid(pod), &last[last.len() - 1].name)
+        .blocks(&guaranteed::uid(pod), &last[last.len() - 1].name)
         .to_vec())
 }
 
@@ -123,8 +123,8 @@ fn l4_memory_of_guaranteed_pods_is_assigned_from_the_hinted_node() {
         memory(&manager),
         [(2048, 0, vec![0], 0), (1024, 1024, vec![1], 2)]
     );
-    assert!(manager.numa_nodes("p", "c0").into_iter().eq([1]));
-    assert!(manager.release("p") && !manager.release("p"));
+    assert!(manager.numa_nodes(&"p".into(), "c0").into_iter().eq([1]));
+    assert!(manager.release(&"p".into()) && !manager.release(&"p".into()));
     assert_eq!(memory(&manager), [(2048, 0, vec![0], 0), (2048, 0, vec![1], 0)]);
     let mut burstable = pod("b", &[], &["1Gi"]);
     burstable.spec.as_mut().unwrap().containers[0]
@@ -202,12 +202,12 @@ fn l4_memory_of_init_containers_is_reused_by_those_after_them() {
         allocate(&mut manager, &pod, hint(&[0], true)).unwrap();
         let table = manager.state().machine[&0].memory_map[MEMORY];
         assert_eq!(table.reserved / GIB, reserved, "{inits:?} {containers:?}");
-        let of_init = |name: &str| manager.blocks("p", name)[0].bytes / GIB;
+        let of_init = |name: &str| manager.blocks(&"p".into(), name)[0].bytes / GIB;
         assert_eq!([of_init("i0"), of_init("i1")], left, "{inits:?} {containers:?}");
         // When the first container starts, the init containers have finished.
         assert!(manager.started(&pod, "c0") && !manager.started(&pod, "c1"));
-        assert!(manager.blocks("p", "i1").is_empty());
-        manager.release("p");
+        assert!(manager.blocks(&"p".into(), "i1").is_empty());
+        manager.release(&"p".into());
         assert_eq!(memory(&manager)[0], (10 * 1024, 0, vec![0], 0));
     }
 }

@@ -5,10 +5,10 @@ use std::borrow::Cow;
 use k8s_openapi::api::core::v1 as core;
 use k8s_openapi::jiff::Timestamp;
 use knarr_api::k8s_openapi;
+use knarr_apimachinery::ids::{ContainerId, SandboxId};
 
 use super::Role;
 use crate::probe;
-use knarr_apimachinery::ids::{ContainerId, SandboxId};
 
 /// The output of the state machine. Each action is carried out once; `→` names the event that reports its result.
 #[derive(Clone, Debug, PartialEq)]

@@ -2,12 +2,12 @@
 
 use k8s_openapi::jiff::Timestamp;
 use knarr_api::k8s_openapi;
+use knarr_apimachinery::ids::ContainerId;
 
 use super::container::{Operation, Run, RunState, Starting, StopReason, WaitingReason, terminated};
 use super::{Action, ActionError, CreateFailure, Hook, Pod, Pulled};
 use crate::backoff::go_millis;
 use crate::runtime::Exit;
-use knarr_apimachinery::ids::ContainerId;
 
 /// The exit code of a container that the runtime could not start.
 const START_ERROR: i32 = 128;

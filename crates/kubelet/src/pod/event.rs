@@ -7,12 +7,12 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1 as core;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use knarr_api::k8s_openapi;
+use knarr_apimachinery::ids::{ContainerId, SandboxId};
 
 use super::{Eviction, Hook};
 use crate::admission::Rejection;
 use crate::probe;
 use crate::runtime::{self, Exit};
-use knarr_apimachinery::ids::{ContainerId, SandboxId};
 
 /// The input of the state machine: a change of the object, a result of an action, or the time.
 #[derive(Clone, Debug)]

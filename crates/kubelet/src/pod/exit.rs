@@ -2,11 +2,11 @@
 
 use k8s_openapi::jiff::Timestamp;
 use knarr_api::k8s_openapi;
+use knarr_apimachinery::ids::ContainerId;
 
 use super::container::{Operation, Run, RunState, Starting};
 use super::{Action, Hook, Pod};
 use crate::runtime::Exit;
-use knarr_apimachinery::ids::ContainerId;
 
 impl Pod {
     /// A container's first process has exited.

@@ -2,11 +2,11 @@
 
 use k8s_openapi::jiff::Timestamp;
 use knarr_api::k8s_openapi;
+use knarr_apimachinery::ids::ContainerId;
 
 use super::container::{Operation, Probes, StopReason};
 use super::{Action, Container, Pod, Role};
 use crate::probe::{Kind, ProbeResult};
-use knarr_apimachinery::ids::ContainerId;
 
 impl Pod {
     pub(super) fn make_probes(&mut self, i: usize, started_at: Timestamp) {

@@ -1,8 +1,9 @@
 //! The containers and sandboxes whose removal is in flight. The object is deleted only once all are removed.
 
+use knarr_apimachinery::ids::{ContainerId, SandboxId};
+
 use super::Action;
 use super::output::Output;
-use knarr_apimachinery::ids::{ContainerId, SandboxId};
 
 #[derive(Clone, Debug, Default)]
 pub(super) struct Removals {

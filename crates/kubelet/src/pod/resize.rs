@@ -7,6 +7,7 @@
 use k8s_openapi::api::core::v1 as core;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use knarr_api::k8s_openapi;
+use knarr_apimachinery::ids::ContainerId;
 
 use super::allocation::same;
 use super::clock_jump::move_by;
@@ -14,7 +15,6 @@ use super::container::StopReason;
 use super::{Action, ActionError, INFEASIBLE, Pod};
 use crate::admission::Rejection;
 use crate::resources;
-use knarr_apimachinery::ids::ContainerId;
 
 /// Wait between attempts of a resize that is deferred or has failed.
 const RETRY: SignedDuration = SignedDuration::from_secs(10);

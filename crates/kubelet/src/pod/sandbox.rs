@@ -7,13 +7,13 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use knarr_api::k8s_openapi;
+use knarr_apimachinery::ids::SandboxId;
 
 use super::clock_jump::move_by;
 use super::container::StopReason;
 use super::output::Output;
 use super::{Action, Pod};
 use crate::runtime;
-use knarr_apimachinery::ids::SandboxId;
 
 /// Wait between attempts to create a sandbox.
 const RETRY: SignedDuration = SignedDuration::from_secs(10);

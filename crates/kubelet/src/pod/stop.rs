@@ -2,12 +2,12 @@
 
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use knarr_api::k8s_openapi;
+use knarr_apimachinery::ids::ContainerId;
 
 use super::container::{ContainerStop, Stage, StopReason};
 use super::{Action, ActionError, Hook, Operation, Pod, Role};
 use crate::grace;
 use crate::probe;
-use knarr_apimachinery::ids::ContainerId;
 
 /// Wait before a stop that failed is tried again.
 const RETRY: SignedDuration = SignedDuration::from_secs(1);

@@ -56,7 +56,7 @@ impl ContainerManager {
             rejected => rejected,
         };
         if saved.is_err() {
-            self.release_managed(guaranteed::uid(pod));
+            self.release_managed(&guaranteed::uid(pod));
         }
         self.changed.notify_one();
         saved

@@ -5,6 +5,8 @@
 //! containers are kept on their CPUs ([`reconcile`]). With the policies `none`, which are the default, only device
 //! plugins take part and the machine is not read.
 
+use knarr_apimachinery::ids::PodUid;
+
 mod admission;
 mod counts;
 pub mod machine;
@@ -117,7 +119,7 @@ impl ContainerManager {
             return Placement::default();
         }
         let mut managers = self.managers.lock();
-        let uid = guaranteed::uid(pod);
+        let uid = &guaranteed::uid(pod);
         let nodes: CpuSet = managers.memory.numa_nodes(uid, container);
         let placement = Placement {
             cpus: managers
@@ -144,7 +146,7 @@ impl ContainerManager {
     }
 
     /// Whether a container, or any of the pod, has CPUs to itself, so that no quota holds.
-    pub fn has_exclusive_cpus(&self, uid: &str, container: Option<&str>) -> bool {
+    pub fn has_exclusive_cpus(&self, uid: &PodUid, container: Option<&str>) -> bool {
         let managers = self.managers.lock();
         match container {
             Some(container) => managers.cpu.exclusive(uid, container).is_some(),
@@ -188,7 +190,7 @@ impl ContainerManager {
     }
 
     /// What a container has to itself.
-    pub fn exclusive(&self, uid: &str, container: &str) -> (CpuSet, Vec<Block>) {
+    pub fn exclusive(&self, uid: &PodUid, container: &str) -> (CpuSet, Vec<Block>) {
         let managers = self.managers.lock();
         let cpus = managers
             .cpu
@@ -204,7 +206,7 @@ impl ContainerManager {
     }
 
     /// A pod has terminated: its resources may be allocated to others.
-    pub fn release(self: &Arc<Self>, uid: &str) {
+    pub fn release(self: &Arc<Self>, uid: &PodUid) {
         self.devices.release(uid);
         if self.release_managed(uid) {
             self.changed.notify_one();
@@ -212,7 +214,7 @@ impl ContainerManager {
         }
     }
 
-    fn release_managed(&self, uid: &str) -> bool {
+    fn release_managed(&self, uid: &PodUid) -> bool {
         let mut managers = self.managers.lock();
         let had_cpus = managers.cpu.release(uid);
         managers.memory.release(uid) || had_cpus

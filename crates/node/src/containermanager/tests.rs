@@ -146,7 +146,7 @@ async fn l4_cpus_and_memory_of_a_container_come_from_one_numa_node() {
         "the second container has no memory near CPU 3"
     );
     assert_eq!(
-        manager.exclusive("two", "c0").0,
+        manager.exclusive(&"two".into(), "c0").0,
         CpuSet::new(),
         "what the first one had is free"
     );
@@ -216,7 +216,7 @@ async fn l4_what_is_allocated_survives_a_restart_and_is_released_with_its_pod() 
     };
     written(1).await;
     assert_eq!(placed(&manager, &a), before.0);
-    manager.release("a");
+    manager.release(&"a".into());
     written(0).await;
     assert_eq!(manager.metrics().exclusive_cpus, 0);
 }

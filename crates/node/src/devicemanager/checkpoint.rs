@@ -8,6 +8,7 @@ use std::path::Path;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
+use knarr_apimachinery::ids::PodUid;
 use knarr_kubelet::devicemanager::{Assigned, Assignment, DeviceManager};
 use prost::Message;
 use serde::{Deserialize, Serialize};
@@ -37,7 +38,7 @@ struct Data {
 #[derive(Serialize, Deserialize)]
 struct Entry {
     #[serde(rename = "PodUID")]
-    pod_uid: String,
+    pod_uid: PodUid,
     #[serde(rename = "ContainerName")]
     container_name: String,
     #[serde(rename = "ResourceName")]
@@ -59,7 +60,7 @@ pub fn encode(manager: &DeviceManager) -> io::Result<Vec<u8>> {
         .assigned()
         .iter()
         .map(|(uid, container, resource, of)| Entry {
-            pod_uid: uid.into(),
+            pod_uid: uid.clone(),
             container_name: container.into(),
             resource_name: resource.into(),
             device_ids: of.devices.clone(),

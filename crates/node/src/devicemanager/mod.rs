@@ -16,6 +16,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use k8s_openapi::api::core::v1::{Container, Pod};
 use knarr_api::k8s_openapi;
+use knarr_apimachinery::ids::PodUid;
 use knarr_client::Clock;
 use knarr_client::metrics::{self, Histogram};
 use knarr_kubelet::admission::Rejection;
@@ -130,7 +131,7 @@ pub struct Devices {
     changed: Notify,
     allocations: Mutex<Durations>,
     /// Uids of pods with a device whose health has changed.
-    health_changed: mpsc::UnboundedSender<String>,
+    health_changed: mpsc::UnboundedSender<PodUid>,
 }
 
 impl Devices {
@@ -139,7 +140,7 @@ impl Devices {
         root: &Path,
         files: Pool,
         clock: Arc<dyn Clock>,
-        health_changed: mpsc::UnboundedSender<String>,
+        health_changed: mpsc::UnboundedSender<PodUid>,
     ) -> Arc<Self> {
         Arc::new(Devices {
             directory: root.join(DIRECTORY),
@@ -333,7 +334,7 @@ impl Devices {
         pod: &Pod,
         container: &Container,
     ) -> Result<ContainerOptions, Error> {
-        let uid = pod.metadata.uid.as_deref().unwrap_or("");
+        let uid = &PodUid::of(&pod.metadata);
         let requests = self.state.lock().requests(pod, container);
         let has_all = {
             let state = self.state.lock();
@@ -360,7 +361,7 @@ impl Devices {
     }
 
     /// A pod has terminated: its devices may be allocated to others.
-    pub fn release(self: &Arc<Self>, uid: &str) {
+    pub fn release(self: &Arc<Self>, uid: &PodUid) {
         if self.state.lock().release(uid) {
             self.clone().save_soon();
         }

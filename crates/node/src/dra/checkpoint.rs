@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::io::{self, ErrorKind};
 use std::path::Path;
 
+use knarr_apimachinery::ids::PodUid;
 use knarr_kubelet::dra::{Claim, Claims, Device};
 use serde::{Deserialize, Serialize};
 
@@ -43,7 +44,7 @@ struct Entry {
     #[serde(rename = "Namespace")]
     namespace: String,
     #[serde(rename = "PodUIDs")]
-    pod_uids: BTreeMap<String, Empty>,
+    pod_uids: BTreeMap<PodUid, Empty>,
     #[serde(rename = "DriverState")]
     driver_state: BTreeMap<String, DriverState>,
 }

@@ -17,6 +17,7 @@ use hyper_util::rt::{TokioExecutor, TokioIo};
 use k8s_openapi::api::resource::v1::ResourceSlice;
 use knarr_api::k8s_openapi;
 use knarr_api::registry::Registered;
+use knarr_apimachinery::ids::{NodeName, PodUid};
 use knarr_client::api::Preconditions;
 use knarr_client::{Api, Clock, DeleteOptions, ListOptions};
 use knarr_kubelet::dra::Claims;
@@ -73,7 +74,7 @@ struct State {
 /// See the module.
 pub struct Drivers {
     api: Arc<dyn Api>,
-    node: String,
+    node: NodeName,
     wipe_after: Duration,
     health: Arc<DriversHealth>,
     state: Mutex<State>,
@@ -85,11 +86,11 @@ pub struct DriversHealth {
     pub claims: Arc<Mutex<Claims>>,
     pub devices: Mutex<DevicesHealth>,
     /// Uids of pods with a device whose health has changed.
-    pub changed: mpsc::UnboundedSender<String>,
+    pub changed: mpsc::UnboundedSender<PodUid>,
 }
 
 impl Drivers {
-    pub fn new(api: Arc<dyn Api>, node: String, health: Arc<DriversHealth>) -> Arc<Self> {
+    pub fn new(api: Arc<dyn Api>, node: NodeName, health: Arc<DriversHealth>) -> Arc<Self> {
         Self::with_wipe_after(WIPE_AFTER, api, node, health)
     }
 
@@ -97,7 +98,7 @@ impl Drivers {
     pub fn with_wipe_after(
         wipe_after: Duration,
         api: Arc<dyn Api>,
-        node: String,
+        node: NodeName,
         health: Arc<DriversHealth>,
     ) -> Arc<Self> {
         Arc::new(Drivers {

@@ -17,6 +17,7 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::{Container, Pod, ResourceStatus};
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use knarr_api::k8s_openapi;
+use knarr_apimachinery::ids::{NodeName, PodUid};
 use knarr_client::{Api, Clock, TypedApi};
 use knarr_kubelet::dra::{Batches, ClaimError, ClaimRef, Claims, claim};
 use parking_lot::Mutex;
@@ -75,7 +76,7 @@ pub struct Dra {
     health: Arc<DriversHealth>,
     claims: Arc<Mutex<Claims>>,
     /// Pods that have terminated and are still known: nothing is prepared for them any more.
-    terminated: Mutex<BTreeSet<String>>,
+    terminated: Mutex<BTreeSet<PodUid>>,
     /// Held while the checkpoint is written; contains what was written last.
     checkpoint: tokio::sync::Mutex<Vec<u8>>,
 }
@@ -85,9 +86,9 @@ impl Dra {
     pub fn new(
         root: &Path,
         files: Pool,
-        (api, node): (Arc<dyn Api>, String),
+        (api, node): (Arc<dyn Api>, NodeName),
         clock: Arc<dyn Clock>,
-        health_changed: mpsc::UnboundedSender<String>,
+        health_changed: mpsc::UnboundedSender<PodUid>,
     ) -> Self {
         let claims: Arc<Mutex<Claims>> = Arc::default();
         let health = Arc::new(DriversHealth {
@@ -132,7 +133,7 @@ impl Dra {
         if !claim::uses_any(pod) {
             return Ok(());
         }
-        let uid = pod.metadata.uid.as_deref().unwrap_or("");
+        let uid = &PodUid::of(&pod.metadata);
         let claims = self.claims_of(pod).await?;
         if self.terminated.lock().contains(uid) {
             return Err(Error::Terminated);
@@ -200,8 +201,8 @@ impl Dra {
     }
 
     /// A pod has no processes left: has the claims unprepared that no other pod uses.
-    pub async fn unprepare(&self, uid: &str) -> Result<(), Error> {
-        self.terminated.lock().insert(uid.to_string());
+    pub async fn unprepare(&self, uid: &PodUid) -> Result<(), Error> {
+        self.terminated.lock().insert(uid.clone());
         if !self.claims.lock().are_used_by(uid) {
             return Ok(());
         }
@@ -230,12 +231,12 @@ impl Dra {
     }
 
     /// No further call concerns this pod.
-    pub fn forget(&self, uid: &str) {
+    pub fn forget(&self, uid: &PodUid) {
         self.terminated.lock().remove(uid);
     }
 
     /// The pods that use claims.
-    pub fn pods(&self) -> BTreeSet<String> {
+    pub fn pods(&self) -> BTreeSet<PodUid> {
         self.claims.lock().pods()
     }
 

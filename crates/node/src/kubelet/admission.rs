@@ -8,6 +8,7 @@ use k8s_openapi::api::core::v1 as core;
 use knarr_api::k8s_openapi;
 use knarr_api::kinds::pod::is_terminal;
 use knarr_apimachinery::Error;
+use knarr_apimachinery::ids::PodUid;
 use knarr_apimachinery::quantity::{Notation, Quantity};
 use knarr_kubelet::admission::{self, Rejection};
 use knarr_kubelet::preemption;
@@ -20,7 +21,7 @@ use super::own_node::OwnNode;
 use super::resource_managers::ResourceManagers;
 use super::resources;
 
-type AllocatedPods = BTreeMap<String, Arc<core::Pod>>;
+type AllocatedPods = BTreeMap<PodUid, Arc<core::Pod>>;
 
 /// See the module.
 pub(super) struct PodAdmission {
@@ -58,7 +59,7 @@ impl PodAdmission {
     }
 
     /// The pod is allocated this.
-    pub fn note_allocated(&self, uid: String, pod: Arc<core::Pod>) {
+    pub fn note_allocated(&self, uid: PodUid, pod: Arc<core::Pod>) {
         self.allocated.lock().insert(uid, pod);
     }
 
@@ -115,14 +116,14 @@ impl PodAdmission {
     /// allocated at once.
     pub fn admit_resize(&self, pod: &Arc<core::Pod>) -> Result<(), Rejection> {
         let mut allocated = self.allocated.lock();
-        if let Some(before) = pod.metadata.uid.as_ref().and_then(|uid| allocated.get(uid)) {
+        if let Some(before) = pod.metadata.uid.as_deref().and_then(|uid| allocated.get(uid)) {
             self.managers.containers.admit_resize(before, pod)?;
         }
         if let Some((node, others)) = self.node_and_others(&allocated, pod, |other| !is_terminal(other)) {
             let others: Vec<&core::Pod> = others.iter().map(|other| &**other).collect();
             admission::admit(pod, &node, &others)?;
         }
-        allocated.insert(pod.metadata.uid.clone().unwrap_or_default(), pod.clone());
+        allocated.insert(PodUid::of(&pod.metadata), pod.clone());
         Ok(())
     }
 
@@ -137,7 +138,7 @@ impl PodAdmission {
         let has_allocatable =
             |node: &Arc<core::Node>| node.status.as_ref().is_some_and(|s| s.allocatable.is_some());
         let mut node = self.own_node.known().filter(has_allocatable)?;
-        let uid = pod.metadata.uid.as_deref().unwrap_or("");
+        let uid = &PodUid::of(&pod.metadata);
         let least = self
             .managers
             .devices

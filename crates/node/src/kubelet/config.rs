@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use knarr_apimachinery::ids::NodeName;
 use knarr_kubelet::configuration::KubeletConfiguration;
 use knarr_kubelet::pod::TerminationResume;
 use knarr_kubelet::self_fencing::SelfFencing;
@@ -16,7 +17,7 @@ use crate::host::Host;
 /// One node's settings.
 #[derive(Clone, Debug)]
 pub struct Config {
-    pub node_name: String,
+    pub node_name: NodeName,
     /// Pods' directories are below it.
     pub root_dir: PathBuf,
     /// Containers' logs are below it: `<namespace>_<pod>_<uid>/<container>/<n>.log`.
@@ -57,7 +58,7 @@ pub struct Config {
 impl Default for Config {
     fn default() -> Self {
         Config {
-            node_name: String::new(),
+            node_name: NodeName::default(),
             root_dir: "/var/lib/knarr/kubelet".into(),
             log_dir: "/var/lib/knarr/pods".into(),
             pod_cidrs: Vec::new(),

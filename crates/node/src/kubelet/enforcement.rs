@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1 as core;
 use knarr_api::k8s_openapi;
+use knarr_apimachinery::ids::PodUid;
 use knarr_client::events::EventType;
 use knarr_kubelet::cgroup::CgroupName;
 use knarr_kubelet::enforcement::{ResourceConfig, of_node_allocatable, of_qos_classes};
@@ -136,7 +137,7 @@ impl PodCgroups {
 
     /// What the pod's group is limited to. No quota holds for a pod with containers that have CPUs to themselves.
     pub fn limits_of(&self, pod: &core::Pod) -> Limits {
-        let uid = pod.metadata.uid.as_deref().unwrap_or("");
+        let uid = &PodUid::of(&pod.metadata);
         let configuration = &self.config.configuration;
         let quota = match self.containers.has_exclusive_cpus(uid, None) {
             true => CpuQuota::NONE,

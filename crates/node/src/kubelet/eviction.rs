@@ -7,6 +7,7 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1 as core;
 use knarr_api::kinds::pod::is_terminal;
 use knarr_api::{Shared, k8s_openapi};
+use knarr_apimachinery::ids::PodUid;
 use knarr_client::events::EventType;
 use knarr_client::{Clock, TokioClock};
 use knarr_kubelet::admission;
@@ -75,7 +76,7 @@ struct EvictionLoop {
 
 /// A pod that is being evicted.
 struct Evicted {
-    uid: String,
+    uid: PodUid,
     grace_seconds: i64,
 }
 
@@ -178,7 +179,10 @@ impl EvictionLoop {
         grace_seconds: i64,
         disruption_target: bool,
     ) -> Option<Evicted> {
-        let (uid, name) = (pod.metadata.uid.clone()?, pod.metadata.name.clone()?);
+        let (uid, name) = (
+            PodUid::from(pod.metadata.uid.as_deref()?),
+            pod.metadata.name.clone()?,
+        );
         if admission::is_critical(pod) {
             warn!(pod = name, "a critical pod is not evicted");
             return None;
@@ -210,7 +214,11 @@ impl EvictionLoop {
         let until = Instant::now() + Duration::from_secs(kill) + CLEANUP;
         while Instant::now() < until {
             let active = self.active_pods();
-            let is_there = |e: &Evicted| active.iter().any(|p| p.metadata.uid.as_ref() == Some(&e.uid));
+            let is_there = |e: &Evicted| {
+                active
+                    .iter()
+                    .any(|p| p.metadata.uid.as_deref() == Some(e.uid.as_str()))
+            };
             if !evicted.iter().any(is_there) {
                 return;
             }

@@ -9,6 +9,7 @@ use std::time::Duration;
 use k8s_openapi::jiff::SignedDuration;
 use knarr_api::k8s_openapi;
 use knarr_api::kinds::pod::is_terminal;
+use knarr_apimachinery::ids::PodUid;
 use knarr_client::events::EventType;
 use knarr_client::{Clock, TokioClock};
 use knarr_kubelet::configuration::ImageGc;
@@ -241,14 +242,14 @@ impl GarbageCollector {
             .iter()
             .filter(|(uid, _)| orphaned.contains(uid.as_str()))
         {
-            info!(uid, "removing the leftovers of a deleted pod");
+            info!(uid = uid.as_str(), "removing the leftovers of a deleted pod");
             match log {
                 Some(path) => {
                     remove_logs(self.volumes.files(), &self.config.log_dir, uid, path.clone()).await
                 }
                 None => {
                     if let Err(error) = self.volumes.teardown(uid).await {
-                        warn!(uid, %error, "cannot tear down the volumes of a deleted pod");
+                        warn!(uid = uid.as_str(), %error, "cannot tear down the volumes of a deleted pod");
                     }
                 }
             }
@@ -257,20 +258,20 @@ impl GarbageCollector {
     }
 
     /// Uids that have a directory on this node; with its path, where it is a directory of logs.
-    fn pod_directories(&self) -> Vec<(String, Option<std::path::PathBuf>)> {
+    fn pod_directories(&self) -> Vec<(PodUid, Option<std::path::PathBuf>)> {
         let names = |path: &Path| -> Vec<String> {
             let entries = crate::host_fs::read_dir(path).into_iter().flatten().flatten();
             entries.filter_map(|e| e.file_name().into_string().ok()).collect()
         };
         let mut found: Vec<_> = names(&self.config.root_dir.join("pods"))
             .into_iter()
-            .map(|uid| (uid, None))
+            .map(|uid| (uid.into(), None))
             .collect();
         for name in names(&self.config.log_dir) {
             // `<namespace>_<pod>_<uid>`; other names are not the kubelet's.
             let parts: Vec<&str> = name.split('_').collect();
             if let [_, _, uid] = parts[..] {
-                found.push((uid.to_string(), Some(self.config.log_dir.join(&name))));
+                found.push((uid.into(), Some(self.config.log_dir.join(&name))));
             }
         }
         found

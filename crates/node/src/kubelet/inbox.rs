@@ -2,7 +2,7 @@
 
 use k8s_openapi::jiff::Timestamp;
 use knarr_api::k8s_openapi;
-use knarr_apimachinery::ids::ContainerId;
+use knarr_apimachinery::ids::{ContainerId, PodUid};
 use knarr_kubelet::pod::Event;
 use knarr_kubelet::runtime::{Container, Sandbox};
 use tokio::sync::mpsc;
@@ -54,15 +54,15 @@ impl Inbox {
 
 /// Sends events to pods by their uids, for those that do not know the pods' workers.
 #[derive(Clone)]
-pub(super) struct PodEvents(mpsc::UnboundedSender<(String, Event)>);
+pub(super) struct PodEvents(mpsc::UnboundedSender<(PodUid, Event)>);
 
 impl PodEvents {
-    pub fn new() -> (Self, mpsc::UnboundedReceiver<(String, Event)>) {
+    pub fn new() -> (Self, mpsc::UnboundedReceiver<(PodUid, Event)>) {
         let (sender, events) = mpsc::unbounded_channel();
         (PodEvents(sender), events)
     }
 
-    pub fn send(&self, uid: String, event: Event) {
+    pub fn send(&self, uid: PodUid, event: Event) {
         // The receiver is dropped only with the whole kubelet.
         let _ = self.0.send((uid, event));
     }

@@ -13,6 +13,7 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1 as core;
 use k8s_openapi::jiff::Timestamp;
 use knarr_api::k8s_openapi;
+use knarr_apimachinery::ids::{NodeName, PodUid};
 use knarr_kubelet::static_pods::{ManifestError, PodRules, read};
 use serde_json::Value;
 use tokio::time::{Instant, sleep_until};
@@ -43,7 +44,7 @@ enum UnreadableManifest {
 /// The directory, as it was read last.
 pub(super) struct ManifestDirectory {
     path: PathBuf,
-    node_name: String,
+    node_name: NodeName,
     rules: PodRules,
     files: BTreeMap<PathBuf, Arc<core::Pod>>,
     /// Files removed since, whether or not they exist again.
@@ -55,11 +56,16 @@ pub(super) struct ManifestDirectory {
 }
 
 impl ManifestDirectory {
-    pub fn new(path: impl Into<PathBuf>, node_name: &str, rules: PodRules, check_every: Duration) -> Self {
+    pub fn new(
+        path: impl Into<PathBuf>,
+        node_name: &NodeName,
+        rules: PodRules,
+        check_every: Duration,
+    ) -> Self {
         let now = Instant::now();
         ManifestDirectory {
             path: path.into(),
-            node_name: node_name.into(),
+            node_name: node_name.clone(),
             rules,
             files: BTreeMap::new(),
             removed: BTreeSet::new(),
@@ -71,7 +77,7 @@ impl ManifestDirectory {
     }
 
     /// The pods of files that were not removed since the last read.
-    pub fn take_removed(&mut self) -> BTreeMap<String, Arc<core::Pod>> {
+    pub fn take_removed(&mut self) -> BTreeMap<PodUid, Arc<core::Pod>> {
         for path in std::mem::take(&mut self.removed) {
             self.files.remove(&path);
         }
@@ -81,7 +87,7 @@ impl ManifestDirectory {
     /// The pods that have to run now, by uid. A file that cannot be read changes nothing: the pod it had before keeps
     /// running until the file has another one or is removed. (Kubernetes' kubelet does so on an event and terminates
     /// the pod at its next full sync.)
-    pub fn poll(&mut self, now: Timestamp) -> BTreeMap<String, Arc<core::Pod>> {
+    pub fn poll(&mut self, now: Timestamp) -> BTreeMap<PodUid, Arc<core::Pod>> {
         let mut known = std::mem::take(&mut self.files);
         for path in self.manifests() {
             let before = known.remove(&path);
@@ -103,9 +109,9 @@ impl ManifestDirectory {
         self.pods()
     }
 
-    fn pods(&self) -> BTreeMap<String, Arc<core::Pod>> {
+    fn pods(&self) -> BTreeMap<PodUid, Arc<core::Pod>> {
         let pods = self.files.values().cloned();
-        pods.filter_map(|pod| Some((pod.metadata.uid.clone()?, pod)))
+        pods.filter_map(|pod| Some((pod.metadata.uid.as_deref()?.into(), pod)))
             .collect()
     }
 
@@ -261,7 +267,7 @@ mod tests {
         )
     }
 
-    fn images(pods: &BTreeMap<String, Arc<core::Pod>>) -> Vec<String> {
+    fn images(pods: &BTreeMap<PodUid, Arc<core::Pod>>) -> Vec<String> {
         let containers = pods.values().flat_map(|p| &p.spec.as_ref().unwrap().containers);
         containers.filter_map(|c| c.image.clone()).collect()
     }
@@ -269,7 +275,7 @@ mod tests {
     #[tokio::test]
     async fn l1_pods_follow_the_directorys_files() {
         let dir = tempfile::tempdir().unwrap();
-        let mut manifests = ManifestDirectory::new(dir.path(), "n1", RULES, NEVER);
+        let mut manifests = ManifestDirectory::new(dir.path(), &"n1".into(), RULES, NEVER);
         assert!(manifests.poll(now()).is_empty());
         let path = dir.path().join("web.yaml");
         std::fs::write(&path, text("app")).unwrap();
@@ -307,7 +313,7 @@ mod tests {
     async fn l1_every_way_to_change_the_directory_is_noticed() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("manifests");
-        let mut manifests = ManifestDirectory::new(&path, "n1", RULES, NEVER);
+        let mut manifests = ManifestDirectory::new(&path, &"n1".into(), RULES, NEVER);
         manifests.poll(now());
         // The directory itself is created later.
         std::fs::create_dir(&path).unwrap();
@@ -344,7 +350,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("web.yaml");
         std::fs::write(&path, text("a")).unwrap();
-        let mut manifests = ManifestDirectory::new(dir.path(), "n1", RULES, NEVER);
+        let mut manifests = ManifestDirectory::new(dir.path(), &"n1".into(), RULES, NEVER);
         shows(&mut manifests, &["a"]).await;
         std::fs::remove_file(&path).unwrap();
         std::fs::write(&path, text("a")).unwrap();
@@ -362,7 +368,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("web.yaml");
         std::fs::write(&path, text("a")).unwrap();
-        let mut manifests = ManifestDirectory::new(&path, "n1", RULES, NEVER);
+        let mut manifests = ManifestDirectory::new(&path, &"n1".into(), RULES, NEVER);
         shows(&mut manifests, &["a"]).await;
         std::fs::write(dir.path().join("neighbour"), text("b")).unwrap();
         let changed = timeout(SETTLE * 10, manifests.changed()).await;
@@ -374,7 +380,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn l1_the_directory_is_polled_now_and_then_anyway() {
         let dir = tempfile::tempdir().unwrap();
-        let mut manifests = ManifestDirectory::new(dir.path(), "n1", RULES, Duration::from_secs(20));
+        let mut manifests = ManifestDirectory::new(dir.path(), &"n1".into(), RULES, Duration::from_secs(20));
         manifests.changed().await;
         manifests.poll(now());
         let began = Instant::now();

@@ -64,6 +64,7 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1 as core;
 use knarr_api::k8s_openapi;
 use knarr_api::registry::Registered;
+use knarr_apimachinery::ids::PodUid;
 use knarr_client::informer::{self, Scope};
 use knarr_client::{Api, Clock, EventRecorder, Store, TokioClock};
 pub use knarr_kubelet::configuration::{self, KubeletConfiguration};
@@ -249,10 +250,10 @@ impl Kubelet {
 
 /// What is sent to the kubelet's loops.
 struct Received {
-    pod_events: mpsc::UnboundedReceiver<(String, Event)>,
+    pod_events: mpsc::UnboundedReceiver<(PodUid, Event)>,
     shutdown_requests: mpsc::UnboundedReceiver<shutdown::ShutdownRequest>,
     /// Uids of pods with a device whose health has changed.
-    health: mpsc::UnboundedReceiver<String>,
+    health: mpsc::UnboundedReceiver<PodUid>,
 }
 
 /// The parts that several loops or workers use.
@@ -459,7 +460,7 @@ impl Parts {
     }
 
     /// Starts the resource managers of a host, and what registers plugins.
-    async fn start_managers(&self, tasks: &mut JoinSet<()>, health: mpsc::UnboundedReceiver<String>) {
+    async fn start_managers(&self, tasks: &mut JoinSet<()>, health: mpsc::UnboundedReceiver<PodUid>) {
         let plugins = || {
             self.managers
                 .plugins(&self.config, &self.volumes, self.host.clone())

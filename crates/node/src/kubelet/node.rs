@@ -130,14 +130,14 @@ impl NodeStatusWriter {
             Ok(node) => node,
             Err(error) if error.is_not_found() && !self.config.configuration.register_node => {
                 debug!(
-                    node = name,
+                    node = name.as_str(),
                     "waiting for the node to be registered by another client"
                 );
                 self.state.ready = false;
                 return Ok(());
             }
             Err(error) if error.is_not_found() => {
-                info!(node = name, "registering");
+                info!(node = name.as_str(), "registering");
                 match self.api.create_as(fresh(&self.config)).await {
                     Ok(node) => {
                         self.own_node.remember((*node).clone());
@@ -262,7 +262,7 @@ fn fresh(config: &Config) -> core::Node {
     }
     core::Node {
         metadata: ObjectMeta {
-            name: Some(config.node_name.clone()),
+            name: Some(config.node_name.to_string()),
             labels: Some(labels),
             annotations: Some(annotations),
             ..ObjectMeta::default()

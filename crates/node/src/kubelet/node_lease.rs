@@ -9,6 +9,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta, Owne
 use knarr_api::registry::Registered;
 use knarr_api::{Shared, k8s_openapi};
 use knarr_apimachinery::Error;
+use knarr_apimachinery::ids::NodeName;
 use knarr_client::{Api, Clock, TypedApi};
 use tracing::debug;
 
@@ -71,7 +72,7 @@ impl LeaseRenewal {
             Err(error) if error.is_not_found() => {
                 let lease = Lease {
                     metadata: ObjectMeta {
-                        name: Some(name.clone()),
+                        name: Some(name.to_string()),
                         namespace: Some(LEASE_NAMESPACE.into()),
                         ..ObjectMeta::default()
                     },
@@ -90,7 +91,7 @@ impl LeaseRenewal {
         let name = &self.config.node_name;
         let mut lease = lease.clone();
         lease.spec = Some(LeaseSpec {
-            holder_identity: Some(name.clone()),
+            holder_identity: Some(name.to_string()),
             lease_duration_seconds: Some(self.config.configuration.node_lease_duration_seconds),
             renew_time: Some(MicroTime(self.clock.now())),
             ..lease.spec.unwrap_or_default()
@@ -101,7 +102,7 @@ impl LeaseRenewal {
 }
 
 /// The lease is owned by its node and deleted with it.
-fn own(lease: &mut Lease, name: &str, node_uid: Option<&str>) {
+fn own(lease: &mut Lease, name: &NodeName, node_uid: Option<&str>) {
     let Some(uid) = node_uid else { return };
     lease.metadata.owner_references = Some(vec![OwnerReference {
         api_version: core::Node::kind_of().api_version(),

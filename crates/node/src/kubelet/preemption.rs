@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use k8s_openapi::api::core::v1 as core;
 use knarr_api::k8s_openapi;
+use knarr_apimachinery::ids::PodUid;
 use knarr_client::events::EventType;
 use knarr_kubelet::pod::Event;
 use knarr_kubelet::preemption;
@@ -21,7 +22,7 @@ use super::workers::Workers;
 impl Workers {
     /// Whether this pod waits for its victims. Then it is admitted later as it is now, unless it is being deleted: that
     /// needs no resources.
-    pub(super) fn is_waiting(&mut self, uid: &str, pod: &Arc<core::Pod>) -> bool {
+    pub(super) fn is_waiting(&mut self, uid: &PodUid, pod: &Arc<core::Pod>) -> bool {
         if pod.metadata.deletion_timestamp.is_some() {
             self.waiting.remove(uid);
             return false;
@@ -36,7 +37,7 @@ impl Workers {
     }
 
     /// Drops static pods whose files were removed.
-    pub(super) fn forget_removed_static_pods(&mut self, desired: &BTreeMap<String, Arc<core::Pod>>) {
+    pub(super) fn forget_removed_static_pods(&mut self, desired: &BTreeMap<PodUid, Arc<core::Pod>>) {
         self.waiting
             .retain(|uid, waiting| matches!(waiting.origin, Origin::Api) || desired.contains_key(uid));
     }
@@ -44,7 +45,7 @@ impl Workers {
     /// Evicts the victims, and has the pod wait for that.
     pub(super) fn preempt(
         &mut self,
-        uid: String,
+        uid: PodUid,
         pod: Arc<core::Pod>,
         origin: Origin,
         victims: &[SharedPod],
@@ -60,8 +61,8 @@ impl Workers {
             let events = &self.context.events;
             events.of_pod(victim, warning, reason, preemption::MESSAGE);
         }
-        let victims = victims.iter().filter_map(|v| v.metadata.uid.clone());
-        let victims = victims.map(|uid| (uid, false)).collect();
+        let victims = victims.iter().filter_map(|v| v.metadata.uid.as_deref());
+        let victims = victims.map(|uid| (uid.into(), false)).collect();
         self.waiting.insert(uid, WaitingPod { pod, origin, victims });
         self.notify_victims();
     }
@@ -85,7 +86,7 @@ impl Workers {
         self.notify_victims();
         let victims_terminated =
             |waiting: &WaitingPod| !waiting.victims.keys().any(|uid| self.is_unreported(uid));
-        let ready: Vec<String> = self
+        let ready: Vec<PodUid> = self
             .waiting
             .iter()
             .filter(|(_, waiting)| victims_terminated(waiting))

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use k8s_openapi::api::core::v1 as core;
 use knarr_api::k8s_openapi;
-use knarr_apimachinery::ids::ContainerId;
+use knarr_apimachinery::ids::{ContainerId, PodUid};
 use knarr_kubelet::cgroup::CgroupName;
 use knarr_kubelet::pod::find_spec;
 use knarr_kubelet::resources::{MemoryDecreaseError, check_memory_decrease};
@@ -53,7 +53,7 @@ impl Resizer {
     ) -> (Vec<ContainerId>, Result<(), ResizeError>) {
         let configuration = &self.config.configuration;
         let (before, after) = (self.cgroups.limits_of(from), self.cgroups.limits_of(to));
-        let uid = to.metadata.uid.as_deref().unwrap_or("");
+        let uid = &PodUid::of(&to.metadata);
         let mut changes = Vec::new();
         for (name, id) in containers {
             let quota = match self.containers.has_exclusive_cpus(uid, Some(&name)) {

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Pod, ResourceStatus};
 use knarr_api::k8s_openapi;
+use knarr_apimachinery::ids::PodUid;
 use knarr_client::{Api, TokioClock};
 use knarr_kubelet::devicemanager::DeviceManager;
 use knarr_kubelet::pod::Event;
@@ -51,7 +52,7 @@ impl ResourceManagers {
         api: Arc<dyn Api>,
         steady: TokioClock,
         node: &NodeResources,
-    ) -> (Self, mpsc::UnboundedReceiver<String>) {
+    ) -> (Self, mpsc::UnboundedReceiver<PodUid>) {
         let (health_changed, health) = mpsc::unbounded_channel();
         let root = &config.root_dir;
         let cluster = (api, config.node_name.clone());
@@ -90,7 +91,7 @@ impl ResourceManagers {
         runtime: Arc<dyn Runtime>,
         root: PathBuf,
         plugins: Arc<Watcher>,
-        (health, pod_events): (mpsc::UnboundedReceiver<String>, PodEvents),
+        (health, pod_events): (mpsc::UnboundedReceiver<PodUid>, PodEvents),
     ) {
         tasks.spawn(reconcile::run(
             self.containers.clone(),
@@ -125,7 +126,7 @@ impl ResourceManagers {
     /// Which devices a pod's containers have, by container, and whether they are healthy, for its status (KEP 4680); none
     /// for a pod that has no devices.
     pub fn health_of(&self, pod: &Pod) -> BTreeMap<String, Vec<ResourceStatus>> {
-        let uid = pod.metadata.uid.as_deref().unwrap_or("");
+        let uid = &PodUid::of(&pod.metadata);
         let mut all = BTreeMap::new();
         for container in pod.spec.iter().flat_map(|s| &s.containers) {
             let own = |devices: &DeviceManager| devices.resources_status(uid, &container.name);
@@ -142,7 +143,7 @@ impl ResourceManagers {
     }
 
     /// Sends pods an event when the health of their devices changes, until dropped.
-    async fn report_health(&self, mut changed: mpsc::UnboundedReceiver<String>, pod_events: &PodEvents) {
+    async fn report_health(&self, mut changed: mpsc::UnboundedReceiver<PodUid>, pod_events: &PodEvents) {
         while let Some(uid) = changed.recv().await {
             let pod = self.active.lock().get(&uid).cloned();
             if let Some(pod) = pod {
@@ -152,13 +153,13 @@ impl ResourceManagers {
     }
 
     /// A pod has terminated: its CPUs, memory and devices are free.
-    pub fn release(&self, uid: &str) {
+    pub fn release(&self, uid: &PodUid) {
         self.active.lock().remove(uid);
         self.containers.release(uid);
     }
 
     /// A pod is gone from the API.
-    pub fn forget(&self, uid: &str) {
+    pub fn forget(&self, uid: &PodUid) {
         self.release(uid);
         self.dra.forget(uid);
     }

@@ -6,6 +6,7 @@ use knarr_api::k8s_openapi;
 use knarr_api::kinds::pod::resources::{
     RequirementKind, aggregate_containers, is_sidecar, pod_resources, qos_class,
 };
+use knarr_apimachinery::ids::PodUid;
 use knarr_kubelet::admission::is_critical;
 use knarr_kubelet::cgroup::CgroupName;
 use knarr_kubelet::configuration::KubeletConfiguration;
@@ -171,7 +172,7 @@ pub fn of_pod(
 
 /// A pod's control group.
 pub fn group(pod: &core::Pod) -> CgroupName {
-    let uid = pod.metadata.uid.as_deref().unwrap_or("");
+    let uid = &PodUid::of(&pod.metadata);
     let class = match qos(pod) {
         Qos::Guaranteed => None,
         Qos::Burstable => Some("burstable"),

@@ -11,6 +11,7 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1 as core;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use knarr_api::k8s_openapi;
+use knarr_apimachinery::ids::PodUid;
 use knarr_client::Clock;
 use knarr_client::events::EventType;
 use knarr_kubelet::pod::Event;
@@ -96,7 +97,7 @@ struct InProgress {
     /// The next step, unless a pod terminates before.
     next: Instant,
     /// Uids of evicted pods.
-    notified: Vec<String>,
+    notified: Vec<PodUid>,
     /// All grace periods are over; until then terminations in progress are awaited.
     reporting: Option<Instant>,
     listeners: Vec<Listener>,

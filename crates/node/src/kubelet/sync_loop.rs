@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use knarr_api::Object;
+use knarr_apimachinery::ids::PodUid;
 use knarr_client::Clock;
 use knarr_kubelet::pod::Event;
 use tokio::sync::mpsc;
@@ -36,9 +37,9 @@ pub(super) type PodChange = (Option<Arc<Object>>, Option<Arc<Object>>);
 pub(super) struct Inputs {
     pub changes: mpsc::UnboundedReceiver<PodChange>,
     /// New pods for which the node's object was read again.
-    pub rereads: mpsc::UnboundedReceiver<String>,
+    pub rereads: mpsc::UnboundedReceiver<PodUid>,
     /// For pods, by uid.
-    pub pod_events: mpsc::UnboundedReceiver<(String, Event)>,
+    pub pod_events: mpsc::UnboundedReceiver<(PodUid, Event)>,
     pub shutdown_requests: mpsc::UnboundedReceiver<ShutdownRequest>,
     pub runtime_events: mpsc::UnboundedReceiver<StreamEvent>,
 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use k8s_openapi::api::core::v1 as core;
 use knarr_api::k8s_openapi;
+use knarr_apimachinery::ids::PodUid;
 
 use super::status::Origin;
 
@@ -12,5 +13,5 @@ pub(super) struct WaitingPod {
     pub(super) pod: Arc<core::Pod>,
     pub(super) origin: Origin,
     /// By uid; true once it was evicted.
-    pub(super) victims: BTreeMap<String, bool>,
+    pub(super) victims: BTreeMap<PodUid, bool>,
 }

@@ -15,7 +15,7 @@ use k8s_openapi::api::core::v1 as core;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use knarr_api::k8s_openapi;
 use knarr_api::kinds::pod::is_terminal;
-use knarr_apimachinery::ids::ContainerId;
+use knarr_apimachinery::ids::{ContainerId, PodUid};
 use knarr_client::events::EventType;
 use knarr_client::{Api, Clock};
 use knarr_kubelet::admission::Rejection;
@@ -334,7 +334,7 @@ impl PodWorker {
             self.carry_out(action);
         }
         if self.machine.has_terminated() && !self.terminated.swap(true, Ordering::Relaxed) {
-            let uid = self.machine.object().metadata.uid.as_deref().unwrap_or("");
+            let uid = &PodUid::of(&self.machine.object().metadata);
             self.context.managers.release(uid);
             self.context.pod_terminated.notify_one();
         }
@@ -343,7 +343,7 @@ impl PodWorker {
     /// Other pods' admission counts what is allocated to this pod, not what it requests.
     fn note_allocation(&self) {
         let allocated = self.machine.allocated();
-        let uid = allocated.metadata.uid.clone().unwrap_or_default();
+        let uid = PodUid::of(&allocated.metadata);
         if !self.machine.has_terminated() {
             let mut active = self.context.managers.active.lock();
             active.insert(uid.clone(), allocated.clone());
@@ -488,7 +488,7 @@ impl PodWorker {
     fn forget(&mut self) {
         self.done = true;
         let pod = self.machine.object();
-        let uid = pod.metadata.uid.as_deref().unwrap_or("");
+        let uid = &PodUid::of(&pod.metadata);
         self.context.announcements.forget(uid);
         self.context.admission.forget(uid);
         self.context.managers.forget(uid);

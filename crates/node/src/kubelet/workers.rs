@@ -7,6 +7,7 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1 as core;
 use knarr_api::kinds::pod::is_terminal;
 use knarr_api::{Object, Shared, k8s_openapi};
+use knarr_apimachinery::ids::PodUid;
 use knarr_kubelet::admission::Rejection;
 use knarr_kubelet::pod::Event;
 use knarr_kubelet::runtime::{Container, Sandbox};
@@ -41,22 +42,22 @@ const REPORT_TIMEOUT: Duration = Duration::from_secs(2);
 pub(super) struct Workers {
     pub(super) context: Arc<WorkerContext>,
     pods: BoundPods,
-    pub by_uid: BTreeMap<String, Worker>,
+    pub by_uid: BTreeMap<PodUid, Worker>,
     cancel: CancellationToken,
     /// Admitted by this node.
-    admitted: BTreeSet<String>,
+    admitted: BTreeSet<PodUid>,
     /// New pods for which the node's object is being read again, by uid.
-    rereading: BTreeSet<String>,
+    rereading: BTreeSet<PodUid>,
     /// Receives their uids when that is done.
-    rereads: mpsc::UnboundedSender<String>,
+    rereads: mpsc::UnboundedSender<PodUid>,
     /// Being terminated.
-    orphans: Arc<Mutex<BTreeSet<String>>>,
+    orphans: Arc<Mutex<BTreeSet<PodUid>>>,
     /// The static pods that have a worker, by uid; true once their file was removed.
-    statics: BTreeMap<String, (Arc<core::Pod>, bool)>,
+    statics: BTreeMap<PodUid, (Arc<core::Pod>, bool)>,
     /// Terminated static pods whose successors wait, by uid: since when.
-    unreported: BTreeMap<String, Instant>,
+    unreported: BTreeMap<PodUid, Instant>,
     /// Critical pods that are not admitted yet, by uid.
-    pub waiting: BTreeMap<String, WaitingPod>,
+    pub waiting: BTreeMap<PodUid, WaitingPod>,
 }
 
 impl Workers {
@@ -64,7 +65,7 @@ impl Workers {
     pub fn new(
         context: Arc<WorkerContext>,
         pods: BoundPods,
-        rereads: mpsc::UnboundedSender<String>,
+        rereads: mpsc::UnboundedSender<PodUid>,
         cancel: CancellationToken,
     ) -> Self {
         Workers {
@@ -93,7 +94,7 @@ impl Workers {
     /// to terminate: both have one name. Returns whether one waits so.
     pub(super) fn run_statics(
         &mut self,
-        desired: BTreeMap<String, Arc<core::Pod>>,
+        desired: BTreeMap<PodUid, Arc<core::Pod>>,
         snapshot: &mut RuntimeSnapshot,
     ) -> bool {
         self.forget_removed_static_pods(&desired);
@@ -126,7 +127,7 @@ impl Workers {
                 }
                 continue;
             }
-            let begins = match snapshot.pods.contains_key(uid.as_str()) {
+            let begins = match snapshot.pods.contains_key(&uid) {
                 true => pod.clone(),
                 false => Arc::new(self.context.terminated_static_pods.with_memory(&pod)),
             };
@@ -138,14 +139,11 @@ impl Workers {
 
     /// A static pod's successor does not wait for an API that does not answer: the mirror of the successor then
     /// replaces the terminated one's.
-    fn stop_waiting_for_the_api(&mut self, uid: &str) {
+    fn stop_waiting_for_the_api(&mut self, uid: &PodUid) {
         let Some(worker) = self.by_uid.get(uid).filter(|worker| worker.has_terminated()) else {
             return;
         };
-        let since = self
-            .unreported
-            .entry(uid.to_string())
-            .or_insert_with(Instant::now);
+        let since = self.unreported.entry(uid.clone()).or_insert_with(Instant::now);
         if since.elapsed() >= REPORT_TIMEOUT {
             worker.send(Msg::Forget);
         }
@@ -199,7 +197,7 @@ impl Workers {
         if mirrored_hash(&pod).is_some() {
             return self.mirror_changed(&pod, false);
         }
-        let uid = pod.metadata.uid.clone().unwrap_or_default();
+        let uid = PodUid::of(&pod.metadata);
         match self.by_uid.get(&uid) {
             Some(worker) => worker.send(Msg::Event(Event::Updated(Arc::new((*pod).clone())))),
             None if self.rereading.contains(&uid) => {}
@@ -210,7 +208,7 @@ impl Workers {
     /// A pod that is new here gets its worker. One that the runtime has already is not subject to admission.
     pub(super) fn admit_or_wait(
         &mut self,
-        uid: String,
+        uid: PodUid,
         pod: Arc<core::Pod>,
         origin: Origin,
         snapshot: &mut RuntimeSnapshot,
@@ -241,7 +239,7 @@ impl Workers {
     }
 
     /// The node's current object is known: the pod is admitted or rejected.
-    pub(super) fn node_reread(&mut self, uid: &str, snapshot: &mut RuntimeSnapshot) {
+    pub(super) fn node_reread(&mut self, uid: &PodUid, snapshot: &mut RuntimeSnapshot) {
         self.rereading.remove(uid);
         let Some(pod) = self.pods.with_uid(uid) else {
             return;
@@ -249,7 +247,7 @@ impl Workers {
         let found = snapshot.take(uid);
         let admitted = self.admit_new(&pod, &found);
         let pod = Arc::new((*pod).clone());
-        self.begin(uid.to_string(), pod, Origin::Api, found, admitted);
+        self.begin(uid.clone(), pod, Origin::Api, found, admitted);
     }
 
     /// What runs already is not subject to admission.
@@ -266,7 +264,7 @@ impl Workers {
     /// Starts a pod's worker, once its victims have terminated.
     fn begin(
         &mut self,
-        uid: String,
+        uid: PodUid,
         pod: Arc<core::Pod>,
         origin: Origin,
         found: Option<RunningPod>,
@@ -300,7 +298,7 @@ impl Workers {
         let is_there = |uid: &str| is_new(uid) || !self.has_terminated(uid);
         self.context.managers.containers.retain_pods(is_there);
         let deleted = self.context.managers.dra.pods().into_iter();
-        let deleted = deleted.filter(|uid| !is_new(uid) && !self.by_uid.contains_key(uid));
+        let deleted = deleted.filter(|uid| !is_new(uid) && !self.by_uid.contains_key(uid.as_str()));
         for uid in deleted {
             let dra = self.context.managers.dra.clone();
             tokio::spawn(async move {
@@ -330,7 +328,7 @@ impl Workers {
 
     pub(super) fn observed(&mut self, mut now: RuntimeSnapshot) {
         for (uid, worker) in &self.by_uid {
-            let (sandboxes, containers) = now.pods.remove(uid.as_str()).unwrap_or_default();
+            let (sandboxes, containers) = now.pods.remove(uid).unwrap_or_default();
             worker.send(Msg::Observed {
                 since: now.since,
                 sandboxes,
@@ -338,11 +336,10 @@ impl Workers {
             });
         }
         for (uid, (sandboxes, containers)) in now.pods {
-            if self.pods.with_uid(&uid).is_some() || !self.orphans.lock().insert(uid.to_string()) {
+            if self.pods.with_uid(&uid).is_some() || !self.orphans.lock().insert(uid.clone()) {
                 continue;
             }
-            let uid = uid.to_string();
-            info!(uid, "terminating orphaned containers");
+            info!(uid = uid.as_str(), "terminating orphaned containers");
             let (context, orphans) = (self.context.clone(), self.orphans.clone());
             tokio::spawn(async move {
                 terminate_orphan(
@@ -365,7 +362,7 @@ impl Workers {
 async fn terminate_orphan(
     runtime: &dyn Runtime,
     volumes: &Volumes,
-    uid: &str,
+    uid: &PodUid,
     sandboxes: &[Sandbox],
     containers: &[Container],
 ) {

@@ -13,6 +13,7 @@ use http::Request;
 use hyper::body::Incoming;
 use k8s_openapi::api::core::v1::{Container, Pod};
 use knarr_api::k8s_openapi;
+use knarr_apimachinery::ids::PodUid;
 use knarr_kubelet::devicemanager::NO_NUMA_NODE;
 use knarr_kubelet::dra::claim;
 use knarr_kubelet::memorymanager::Block;
@@ -43,7 +44,7 @@ const QPS: f64 = 100.0;
 const BURST: f64 = 10.0;
 
 /// The pods that have not terminated, by uid.
-pub type ActivePods = Mutex<BTreeMap<String, Arc<Pod>>>;
+pub type ActivePods = Mutex<BTreeMap<PodUid, Arc<Pod>>>;
 
 /// See the module.
 pub struct PodResourcesServer {
@@ -179,7 +180,7 @@ impl PodResourcesServer {
     }
 
     fn of_container(&self, pod: &Pod, container: &Container) -> ContainerResources {
-        let uid = pod.metadata.uid.as_deref().unwrap_or("");
+        let uid = &PodUid::of(&pod.metadata);
         let (cpus, memory) = self.containers.exclusive(uid, &container.name);
         ContainerResources {
             name: container.name.clone(),
@@ -190,7 +191,7 @@ impl PodResourcesServer {
         }
     }
 
-    fn devices_of(&self, uid: &str, container: &str) -> Vec<ContainerDevices> {
+    fn devices_of(&self, uid: &PodUid, container: &str) -> Vec<ContainerDevices> {
         self.devices.with(|devices| {
             let mut all = Vec::new();
             for (resource, assignment) in devices

@@ -22,7 +22,7 @@ use k8s_openapi::api::core::v1 as core;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use knarr_api::{Shared, k8s_openapi};
-use knarr_apimachinery::ids::{ContainerId, SandboxId};
+use knarr_apimachinery::ids::{ContainerId, NodeName, PodUid, SandboxId};
 use knarr_apimachinery::time::seconds;
 use knarr_client::{Clock, Store, TokioClock};
 use knarr_kubelet::cgroup::{CgroupDriver, CgroupName};
@@ -77,7 +77,7 @@ pub struct HostMeter {
 
 /// What to measure.
 pub struct MeterConfig {
-    pub node_name: String,
+    pub node_name: NodeName,
     /// Pods' directories are below it.
     pub root_dir: PathBuf,
     pub log_dir: PathBuf,
@@ -118,7 +118,7 @@ struct RuntimeState {
     image_fs: Option<ImageFs>,
     process: Option<u32>,
     /// Claimed volumes' filesystems, by the pod's uid and the volume's name.
-    claimed: BTreeMap<(String, String), Filesystem>,
+    claimed: BTreeMap<(PodUid, String), Filesystem>,
 }
 
 impl HostMeter {
@@ -283,7 +283,7 @@ impl Measuring<'_> {
             ..self.fs(&fs)
         });
         let node = NodeStats {
-            node_name: self.parts.node_name.clone(),
+            node_name: self.parts.node_name.to_string(),
             system_containers,
             start_time: self.boot_time(),
             cpu: self.cpu("/", &all),

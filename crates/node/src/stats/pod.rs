@@ -110,7 +110,7 @@ impl Measuring<'_> {
         let uid = pod.metadata.uid.as_deref().unwrap_or("");
         let mut found = Vec::new();
         for volume in pod.spec.iter().flat_map(|s| s.volumes.iter().flatten()) {
-            if let Some(fs) = held.claimed.get(&(uid.to_string(), volume.name.clone())) {
+            if let Some(fs) = held.claimed.get(&(uid.into(), volume.name.clone())) {
                 let stats = VolumeStats {
                     fs: self.fs(fs),
                     name: volume.name.clone(),

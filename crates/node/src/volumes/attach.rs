@@ -12,6 +12,8 @@
 //! attachment and then the node from the API server, and detaches by the attachment's resourceVersion from a node that
 //! is out of service: if that node came back in between, one of the two writes fails.
 
+use knarr_apimachinery::ids::PodUid;
+
 mod checkpoint;
 #[cfg(test)]
 mod tests;
@@ -64,7 +66,7 @@ struct AttachmentUsers {
     /// The volume's name; a CSI driver's by its name in the node's status.
     volume: String,
     /// Of pods.
-    uids: BTreeSet<String>,
+    uids: BTreeSet<PodUid>,
     /// The last write that takes it into use did not succeed, or was of a kubelet that has died: it may have been done,
     /// or be done later.
     in_doubt: bool,
@@ -136,7 +138,7 @@ impl Attachments {
     /// Waits a moment until the pod may use the volume, and from then on holds it. The error is what it waits for.
     pub async fn hold(
         &self,
-        uid: &str,
+        uid: &PodUid,
         volume: &str,
         desired_attachment: &DesiredAttachment,
     ) -> Result<(), HoldError> {
@@ -152,7 +154,7 @@ impl Attachments {
 
     async fn try_hold(
         &self,
-        uid: &str,
+        uid: &PodUid,
         volume: &str,
         desired_attachment: &DesiredAttachment,
     ) -> Result<(), HoldError> {
@@ -197,7 +199,7 @@ impl Attachments {
             let mut used = self.used.lock();
             let users = used.entry(name.clone()).or_default();
             users.volume = volume.into();
-            users.uids.insert(uid.into());
+            users.uids.insert(uid.clone());
             users.in_doubt = true;
         }
         let used_by = format!("{uid} {}", self.own_node.kubelet_id());
@@ -221,7 +223,7 @@ impl Attachments {
     fn conflict(
         &self,
         attachment: &VolumeAttachment,
-        uid: &str,
+        uid: &PodUid,
         volume: &str,
         desired_attachment: &DesiredAttachment,
     ) -> Option<HoldError> {
@@ -247,7 +249,7 @@ impl Attachments {
                 Some(message) => HoldError::Attacher { message },
                 None => HoldError::Attaching { volume },
             })
-        } else if desired_attachment.one_pod && pod.is_none_or(|p| p != uid) {
+        } else if desired_attachment.one_pod && pod.is_none_or(|p| *uid != *p) {
             Some(HoldError::OtherPod { volume })
         } else {
             None
@@ -263,7 +265,7 @@ impl Attachments {
     }
 
     /// Releases what this pod used, where no other pod of this node uses it. Its containers have terminated.
-    pub async fn release(&self, uid: &str) -> Result<(), Error> {
+    pub async fn release(&self, uid: &PodUid) -> Result<(), Error> {
         let _change = self.change_lock.lock().await;
         let of_pod: Vec<(String, bool, bool)> = self
             .used
@@ -302,7 +304,7 @@ impl Attachments {
 
     /// `in_doubt` is a pod whose write to take it into use may still arrive: the object is written then even where
     /// nothing is released, so that the late write has an outdated resourceVersion.
-    async fn end_use(&self, name: &str, in_doubt: Option<&str>) -> Result<(), Error> {
+    async fn end_use(&self, name: &str, in_doubt: Option<&PodUid>) -> Result<(), Error> {
         let Some(attachment) = self.find(name).await? else {
             return Ok(());
         };

@@ -12,6 +12,7 @@ use k8s_openapi::api::core::v1::{
     ObjectReference, PersistentVolume, PersistentVolumeClaim, PersistentVolumeClaimStatus, Pod,
 };
 use knarr_api::{k8s_openapi, registry};
+use knarr_apimachinery::ids::{NodeName, PodUid};
 use knarr_client::Error;
 use knarr_client::events::{EventRecorder, EventType, reference_to};
 use knarr_client::{Api, Clock, TypedApi};
@@ -46,18 +47,18 @@ struct ExpandableVolume {
 }
 
 /// By the pod's uid and the volume's name.
-type Key = (String, String);
+type Key = (PodUid, String);
 
 pub(super) struct Expansions {
     api: Arc<dyn Api>,
     recorder: EventRecorder,
     clock: Arc<dyn Clock>,
-    node: String,
+    node: NodeName,
     used: Mutex<BTreeMap<Key, ExpandableVolume>>,
 }
 
 impl Expansions {
-    pub fn new(api: Arc<dyn Api>, recorder: EventRecorder, clock: Arc<dyn Clock>, node: String) -> Self {
+    pub fn new(api: Arc<dyn Api>, recorder: EventRecorder, clock: Arc<dyn Clock>, node: NodeName) -> Self {
         Expansions {
             api,
             recorder,

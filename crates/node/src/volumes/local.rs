@@ -10,6 +10,7 @@ use k8s_openapi::api::core::v1::PersistentVolume;
 use knarr_api::kinds::persistent_volume::{LOCAL_FINALIZER, LOCAL_NODE};
 use knarr_api::registry::Registered;
 use knarr_api::{Shared, k8s_openapi};
+use knarr_apimachinery::ids::NodeName;
 use knarr_apimachinery::{Error, finalizer};
 use knarr_client::cache::Store;
 use knarr_client::informer::{self, Scope};
@@ -62,7 +63,7 @@ pub(super) fn check_device(path: &Path) -> std::io::Result<()> {
 /// directory.
 pub(super) async fn clean(
     api: Arc<dyn Api>,
-    node: String,
+    node: NodeName,
     root: PathBuf,
     files: Pool,
     in_use: impl Fn(&Path) -> bool + Send + Sync,

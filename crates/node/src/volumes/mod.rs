@@ -24,6 +24,7 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1 as core;
 use knarr_api::k8s_openapi;
 use knarr_api::kinds::persistent_volume::{csi_attachment, csi_unique_name, exclusive_attachment};
+use knarr_apimachinery::ids::{NodeName, PodUid};
 use knarr_client::events::EventRecorder;
 use knarr_client::{Api, Clock};
 use knarr_kubelet::devicemanager::DeviceNode;
@@ -51,7 +52,7 @@ const ATTACHMENTS_RETRY: Duration = Duration::from_secs(15);
 const CSI_NODE_RETRY: Duration = Duration::from_secs(1);
 
 /// Where claimed volumes are on this node, by the pod's uid and the volume's name.
-pub(crate) type ClaimedPaths = Arc<Mutex<BTreeMap<(String, String), PathBuf>>>;
+pub(crate) type ClaimedPaths = Arc<Mutex<BTreeMap<(PodUid, String), PathBuf>>>;
 
 /// Where one of a container's mounts is on the node.
 #[derive(Clone, Debug)]
@@ -73,7 +74,7 @@ pub struct Volumes {
     /// What comes from elsewhere.
     storage_manager: storage::StorageManager,
     expansions: Expansions,
-    node: String,
+    node: NodeName,
 }
 
 /// The name of the claim that a volume of the pod is of, if it is of one.
@@ -95,7 +96,7 @@ impl Volumes {
         files: Pool,
         claimed: ClaimedPaths,
     ) -> Self {
-        let node = own_node.name().to_string();
+        let node = NodeName::from(own_node.name());
         if let Err(error) = close(&root) {
             warn!(%error, path = %root.display(), "cannot close the kubelet's directory to other users");
         }
@@ -136,7 +137,7 @@ impl Volumes {
 
     /// Makes all volumes of a pod. The first that cannot be made is the error.
     pub async fn setup(&self, pod: &core::Pod, values: &DownwardValues) -> Result<(), VolumeError> {
-        let uid = pod.metadata.uid.as_deref().unwrap_or("");
+        let uid = &PodUid::of(&pod.metadata);
         let mut kept_current = Vec::new();
         let own = self.pod_dir(uid);
         self.files
@@ -172,7 +173,7 @@ impl Volumes {
             } else if let Some(claim) = claims::of(pod, volume) {
                 let found = self.claim(pod, volume, &claim).await?;
                 let mut claimed = self.claimed.lock();
-                claimed.insert((uid.into(), volume.name.clone()), found);
+                claimed.insert((uid.clone(), volume.name.clone()), found);
             } else if let Some(desired) = storage::inline(&*self.api, pod, volume, group)
                 .await
                 .map_err(|e| failed(e.to_string()))?
@@ -181,7 +182,7 @@ impl Volumes {
                 let found =
                     found.map_err(|failure| mount_error(&desired.name, desired.terms.mode, failure))?;
                 let mut claimed = self.claimed.lock();
-                claimed.insert((uid.into(), volume.name.clone()), found);
+                claimed.insert((uid.clone(), volume.name.clone()), found);
             } else {
                 return Err(failed("this kind of volume is not supported by knarr yet".into()));
             }
@@ -201,7 +202,7 @@ impl Volumes {
         claim: &claims::ClaimReference,
     ) -> Result<PathBuf, VolumeError> {
         let namespace = pod.metadata.namespace.as_deref().unwrap_or("");
-        let uid = pod.metadata.uid.as_deref().unwrap_or("");
+        let uid = &PodUid::of(&pod.metadata);
         let failed = |why: String| VolumeError::Claim {
             volume: volume.name.clone(),
             why: format!("error processing PVC {namespace}/{}: {why}", claim.name),
@@ -288,7 +289,7 @@ impl Volumes {
         Ok(found)
     }
 
-    fn is_used_by_another(&self, uid: &str, path: &Path) -> bool {
+    fn is_used_by_another(&self, uid: &PodUid, path: &Path) -> bool {
         let claimed = self.claimed.lock();
         claimed.iter().any(|((of, _), at)| of != uid && at == path)
     }
@@ -346,7 +347,7 @@ impl Volumes {
         (index, mount): (usize, &core::VolumeMount),
         environment: &[(String, String)],
     ) -> Result<Mounted, VolumeError> {
-        let uid = pod.metadata.uid.as_deref().unwrap_or("");
+        let uid = &PodUid::of(&pod.metadata);
         let volumes = pod.spec.iter().flat_map(|s| s.volumes.iter().flatten());
         let volume = volumes.into_iter().find(|v| v.name == mount.name);
         let volume = volume.ok_or_else(|| VolumeError::NoVolume {
@@ -358,7 +359,7 @@ impl Volumes {
         let claimed = self
             .claimed
             .lock()
-            .get(&(uid.to_string(), volume.name.clone()))
+            .get(&(uid.clone(), volume.name.clone()))
             .cloned();
         let base = match (&volume.host_path, claimed) {
             (Some(host), _) => PathBuf::from(&host.path),
@@ -411,14 +412,14 @@ impl Volumes {
         container: &str,
         device: &core::VolumeDevice,
     ) -> Result<DeviceNode, VolumeError> {
-        let uid = pod.metadata.uid.as_deref().unwrap_or("");
+        let uid = &PodUid::of(&pod.metadata);
         let volumes = pod.spec.iter().flat_map(|s| s.volumes.iter().flatten());
         let claim = volumes
             .into_iter()
             .find(|v| v.name == device.name)
             .and_then(|v| claims::of(pod, v));
         let claimed = self.claimed.lock();
-        let path = claimed.get(&(uid.to_string(), device.name.clone()));
+        let path = claimed.get(&(uid.clone(), device.name.clone()));
         let (Some(claim), Some(path)) = (claim, path) else {
             return Err(VolumeError::NoVolume {
                 volume: device.name.clone(),
@@ -434,7 +435,7 @@ impl Volumes {
 
     /// The start of a file of variables that a container of this pod wrote, and where it is.
     pub async fn env_file(&self, pod: &core::Pod, volume: &str, path: &str) -> Result<EnvFile, EnvFileError> {
-        let uid = pod.metadata.uid.as_deref().unwrap_or("");
+        let uid = &PodUid::of(&pod.metadata);
         let mut volumes = pod.spec.iter().flat_map(|s| s.volumes.iter().flatten());
         // The API rejects anything but emptyDir; in a static pod's manifest it is reported here.
         let found = volumes.find(|v| v.name == volume && v.empty_dir.is_some());
@@ -456,7 +457,7 @@ impl Volumes {
     }
 
     /// Unmounts and removes everything of a pod.
-    pub async fn teardown(&self, uid: &str) -> Result<(), VolumeError> {
+    pub async fn teardown(&self, uid: &PodUid) -> Result<(), VolumeError> {
         self.file_volumes.forget(uid).await;
         self.expansions.forget(uid);
         let failed = |why: String| VolumeError::TearDown {

@@ -13,12 +13,12 @@ use std::borrow::Cow;
 use k8s_openapi::api::core::v1 as core;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use knarr_api::k8s_openapi;
+use knarr_apimachinery::ids::ContainerId;
 
 use super::allocation::Allocation;
 use super::clock_jump::move_by;
 use crate::probe::Kind;
 use crate::runtime::Exit;
-use knarr_apimachinery::ids::ContainerId;
 
 use back_off::ContainerBackOff;
 pub(super) use probes::Probes;

@@ -4,11 +4,11 @@ use k8s_openapi::api::core::v1::ContainerStateTerminated;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use knarr_api::k8s_openapi;
+use knarr_apimachinery::ids::{ContainerId, SandboxId};
 use knarr_apimachinery::time::seconds;
 
 use crate::pod::clock_jump::moved;
 use crate::runtime::Exit;
-use knarr_apimachinery::ids::{ContainerId, SandboxId};
 
 /// The exit code of a run whose own is not known, or that was killed.
 const KILLED: i32 = 137;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use knarr_apimachinery::ids::ContainerId;
+use knarr_apimachinery::ids::{ContainerId, PodUid};
 use knarr_client::events::EventType;
 use knarr_kubelet::pod::{Action, ActionError, Event, Hook, find_spec};
 use tracing::{Instrument, debug, debug_span, warn};
@@ -74,7 +74,7 @@ impl PodWorker {
             Action::TearDownVolumes => {
                 let span = action_span!("tear_down_volumes", pod);
                 let work = async move {
-                    let uid = pod.metadata.uid.clone().unwrap_or_default();
+                    let uid = PodUid::of(&pod.metadata);
                     // Before the pod counts as terminated, others may not use its claims and volumes.
                     retry_until_done("unprepare a pod's claims", || {
                         context.managers.dra.unprepare(&uid)

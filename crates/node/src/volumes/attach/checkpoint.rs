@@ -4,6 +4,8 @@
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
+use knarr_apimachinery::ids::PodUid;
+
 use crate::untrusted_fs::{Dir, NewFile};
 use crate::volumes::layout::{POD_DIR_MODE, pod_dir};
 
@@ -14,7 +16,7 @@ const DIRECTORY: &str = "attached";
 
 /// A pod that uses an attachment.
 pub(super) struct Entry {
-    pub uid: String,
+    pub uid: PodUid,
     pub attachment: String,
     /// The volume's name; a CSI driver's by its name in the node's status.
     pub volume: String,
@@ -25,7 +27,7 @@ fn directory(root: &Path, uid: &str) -> PathBuf {
 }
 
 /// `root` is the kubelet's directory.
-pub(super) fn write(root: &Path, uid: &str, attachment: &str, volume: &str) -> io::Result<()> {
+pub(super) fn write(root: &Path, uid: &PodUid, attachment: &str, volume: &str) -> io::Result<()> {
     let file = NewFile {
         bytes: volume.as_bytes(),
         mode: 0o600,
@@ -46,7 +48,7 @@ pub(super) fn read(root: &Path) -> io::Result<Vec<Entry>> {
             }
             let volume = Dir::open(&directory)?.read_whole(&attachment, VOLUME_BYTES_MAX)?;
             found.push(Entry {
-                uid: uid.clone(),
+                uid: uid.as_str().into(),
                 attachment,
                 volume: String::from_utf8_lossy(&volume).into_owned(),
             });

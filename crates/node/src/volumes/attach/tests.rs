@@ -86,7 +86,7 @@ async fn s7_a_volume_is_used_only_while_its_record_names_this_node_and_pod() {
         if !node.is_empty() {
             attachment(&n.api, node, pod).await;
         }
-        let held = n.start().hold("p", "v", &exclusive(one_pod)).await;
+        let held = n.start().hold(&"p".into(), "v", &exclusive(one_pod)).await;
         let held = held.map_err(|error| error.to_string());
         match rejected {
             None => assert_eq!(held, Ok(())),
@@ -101,9 +101,9 @@ async fn s7_the_last_pod_releases_the_volume_and_a_restart_forgets_none() {
     let n = Node::new();
     attachment(&n.api, "n1", "").await;
     let node = n.start();
-    node.hold("one", "v", &exclusive(false)).await.unwrap();
-    node.hold("two", "v", &exclusive(false)).await.unwrap();
-    node.release("one").await.unwrap();
+    node.hold(&"one".into(), "v", &exclusive(false)).await.unwrap();
+    node.hold(&"two".into(), "v", &exclusive(false)).await.unwrap();
+    node.release(&"one".into()).await.unwrap();
     assert!(n.is_held().await, "another pod uses it");
     std::fs::remove_dir_all(n.dir.path().join("pods/one")).unwrap();
     // The kubelet dies and is restarted while the pod keeps running.
@@ -111,10 +111,10 @@ async fn s7_the_last_pod_releases_the_volume_and_a_restart_forgets_none() {
     node.release_unknown().await.unwrap();
     assert!(n.is_held().await);
     assert_eq!(node.in_use(), ["exclusive.knarr.io/v"]);
-    node.release("two").await.unwrap();
+    node.release(&"two".into()).await.unwrap();
     assert!(!n.is_held().await);
     // The kubelet dies between a pod's end and its release: the next one releases.
-    node.hold("three", "v", &exclusive(false)).await.unwrap();
+    node.hold(&"three".into(), "v", &exclusive(false)).await.unwrap();
     std::fs::remove_dir_all(n.dir.path().join("pods")).unwrap();
     n.start().release_unknown().await.unwrap();
     assert!(!n.is_held().await);
@@ -126,25 +126,25 @@ async fn s7_a_late_answer_for_one_pod_does_not_release_what_the_next_one_uses() 
     let n = Node::new();
     attachment(&n.api, "n1", "").await;
     let node = n.start();
-    node.hold("one", "v", &exclusive(false)).await.unwrap();
+    node.hold(&"one".into(), "v", &exclusive(false)).await.unwrap();
     let on_its_way = Arc::new(AtomicBool::new(true));
     let lost = on_its_way.clone();
     n.api.intercept(move |request| {
         let lost = request.verb == "update" && lost.load(Ordering::SeqCst);
         lost.then(|| Error::timeout("no answer"))
     });
-    assert!(node.release("one").await.is_err());
+    assert!(node.release(&"one".into()).await.is_err());
     on_its_way.store(false, Ordering::SeqCst);
     let mut late = (*n.api.get_as::<VolumeAttachment>("", "knarr-u").await.unwrap()).clone();
     finalizer::remove(&mut late.metadata, IN_USE);
-    node.hold("two", "v", &exclusive(false)).await.unwrap();
+    node.hold(&"two".into(), "v", &exclusive(false)).await.unwrap();
     let arrived = n.api.update_as(late).await;
     assert!(arrived.is_err_and(|e| e.is_conflict()));
     assert!(n.is_held().await);
     // It is sent again, and then without a user.
-    node.release("one").await.unwrap();
+    node.release(&"one".into()).await.unwrap();
     assert!(n.is_held().await);
-    node.release("two").await.unwrap();
+    node.release(&"two".into()).await.unwrap();
     assert!(!n.is_held().await);
 }
 
@@ -162,7 +162,7 @@ async fn s7_an_attachment_taken_into_use_without_an_answer_is_released() {
             lost.then(|| Error::timeout("no answer"))
         });
         let mut node = n.start();
-        assert!(node.hold("one", "v", &exclusive(false)).await.is_err());
+        assert!(node.hold(&"one".into(), "v", &exclusive(false)).await.is_err());
         if dies {
             node = n.start();
         }
@@ -171,7 +171,7 @@ async fn s7_an_attachment_taken_into_use_without_an_answer_is_released() {
         finalizer::add(&mut write.metadata, IN_USE);
         let kind = &registry::VOLUME_ATTACHMENT;
         if arrives_late {
-            node.release("one").await.unwrap();
+            node.release(&"one".into()).await.unwrap();
             let late = n.api.update_as(write).await;
             assert!(late.is_err_and(|e| e.is_conflict()), "dies: {dies}");
         } else {
@@ -180,7 +180,7 @@ async fn s7_an_attachment_taken_into_use_without_an_answer_is_released() {
                 .delete(kind, "", "knarr-u", Default::default())
                 .await
                 .unwrap();
-            node.release("one").await.unwrap();
+            node.release(&"one".into()).await.unwrap();
             assert!(n.api.get(kind, "", "knarr-u").await.unwrap_err().is_not_found());
         }
         assert!(!n.is_held().await, "arrives late: {arrives_late}, dies: {dies}");
@@ -199,12 +199,12 @@ async fn s7_a_node_that_is_back_uses_a_volume_only_when_others_see_it_and_by_a_n
     ] {
         let n = Node::new();
         attachment(&n.api, "n1", "").await;
-        n.start().hold("p", "v", &exclusive(false)).await.unwrap();
+        n.start().hold(&"p".into(), "v", &exclusive(false)).await.unwrap();
         let mut detached = (*n.api.get_as::<VolumeAttachment>("", "knarr-u").await.unwrap()).clone();
         finalizer::remove(&mut detached.metadata, IN_USE);
         let held = n
             .start_as(ready, out_of_service)
-            .hold("p", "v", &exclusive(false))
+            .hold(&"p".into(), "v", &exclusive(false))
             .await;
         let of = format!("ready: {ready}, out of service: {out_of_service}");
         match used {
@@ -225,7 +225,7 @@ async fn s7_a_record_under_deletion_admits_no_new_user_of_the_volume() {
     let n = Node::new();
     attachment(&n.api, "n1", "").await;
     let mut node = n.start();
-    node.hold("one", "v", &exclusive(false)).await.unwrap();
+    node.hold(&"one".into(), "v", &exclusive(false)).await.unwrap();
     let kind = &registry::VOLUME_ATTACHMENT;
     n.api
         .delete(kind, "", "knarr-u", Default::default())
@@ -233,17 +233,17 @@ async fn s7_a_record_under_deletion_admits_no_new_user_of_the_volume() {
         .unwrap();
     // The attachment's deletion was requested without knowledge of these pods: it waits for this node.
     for pod in ["one", "two"] {
-        node.hold(pod, "v", &exclusive(false)).await.unwrap();
+        node.hold(&pod.into(), "v", &exclusive(false)).await.unwrap();
         node = n.start();
     }
-    let another = node.hold("three", "v", &exclusive(true)).await;
+    let another = node.hold(&"three".into(), "v", &exclusive(true)).await;
     assert!(matches!(another, Err(HoldError::OtherPod { .. })), "{another:?}");
-    node.release("two").await.unwrap();
+    node.release(&"two".into()).await.unwrap();
     assert!(n.is_held().await);
     // No pod here uses it, and its finalizer will be removed: too late.
     std::fs::remove_dir_all(n.dir.path().join("pods")).unwrap();
     let node = n.start();
-    let late = node.hold("four", "v", &exclusive(false)).await;
+    let late = node.hold(&"four".into(), "v", &exclusive(false)).await;
     assert!(matches!(late, Err(HoldError::Detaching { .. })), "{late:?}");
     node.release_unknown().await.unwrap();
     assert!(n.api.get(kind, "", "knarr-u").await.unwrap_err().is_not_found());

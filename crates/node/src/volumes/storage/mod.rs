@@ -4,6 +4,8 @@
 //! pod. Each step for a pod is recorded before it is done ([`records`]), so that it is reverted after a kubelet that
 //! was killed half way; no record contains a secret. The last pod of a node unstages.
 
+use knarr_apimachinery::ids::PodUid;
+
 mod csi;
 mod error;
 mod filesystem;
@@ -128,7 +130,7 @@ impl StorageManager {
     }
 
     /// Where a pod has a volume: a directory, or a device.
-    fn target(&self, uid: &str, plugin: &str, volume: &str, mode: VolumeMode) -> PathBuf {
+    fn target(&self, uid: &PodUid, plugin: &str, volume: &str, mode: VolumeMode) -> PathBuf {
         let pod = self.pod_dir(uid);
         match mode {
             VolumeMode::Filesystem => pod.join("volumes").join(plugin).join(volume).join(MOUNT),
@@ -156,14 +158,14 @@ impl StorageManager {
     }
 
     /// Reverts all of that for a pod. The caller retries after a failure.
-    pub async fn tear_down(&self, uid: &str) -> Result<(), StorageError> {
+    pub async fn tear_down(&self, uid: &PodUid) -> Result<(), StorageError> {
         for recorded in self.records(uid).await? {
             let target_of = |mode| self.target(uid, recorded.plugin, &recorded.volume, mode);
             match &recorded.source {
                 Ok((source, mode)) => self.undo(uid, source.storage(), &target_of(*mode)).await?,
                 Err(why) => {
                     warn!(
-                        uid,
+                        uid = uid.as_str(),
                         volume = recorded.volume,
                         %why,
                         "cannot read the record of a volume; it is unmounted, and stays staged if it was"
@@ -186,7 +188,7 @@ impl StorageManager {
         Ok(())
     }
 
-    async fn undo(&self, uid: &str, storage: &dyn Storage, target: &Path) -> Result<(), StorageError> {
+    async fn undo(&self, uid: &PodUid, storage: &dyn Storage, target: &Path) -> Result<(), StorageError> {
         let staged = self.staged(storage)?;
         let staging_lock = self.staging_lock(staged.as_deref());
         let _turn = staging_lock.lock().await;
@@ -203,7 +205,12 @@ impl StorageManager {
 
     /// Whether another pod of this node uses what is staged there. A pod whose record of the same plugin cannot be read
     /// may use it: then it stays.
-    async fn is_used_by_others(&self, uid: &str, plugin: &str, staged: &Path) -> Result<bool, StorageError> {
+    async fn is_used_by_others(
+        &self,
+        uid: &PodUid,
+        plugin: &str,
+        staged: &Path,
+    ) -> Result<bool, StorageError> {
         let pods = self.root.join("pods");
         let listed = self
             .tools
@@ -211,7 +218,7 @@ impl StorageManager {
             .run(uid, move || Dir::open(&pods)?.entries(usize::MAX));
         for pod in listed.await.map_err(StorageError::ReadRecords)? {
             let other = pod.name.to_string_lossy();
-            if other == uid {
+            if *uid == *other {
                 continue;
             }
             for recorded in self.records(&other).await? {

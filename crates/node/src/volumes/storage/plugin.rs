@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use knarr_apimachinery::ids::{NodeName, PodUid};
 use knarr_client::Api;
 use serde::{Deserialize, Serialize};
 
@@ -39,7 +40,7 @@ pub struct Tools {
     pub host: Arc<dyn Host>,
     pub drivers: Arc<Drivers>,
     pub api: Arc<dyn Api>,
-    pub node: String,
+    pub node: NodeName,
     pub files: Pool,
 }
 
@@ -134,7 +135,7 @@ pub struct MountTerms {
 pub struct PodInfo {
     pub name: String,
     pub namespace: String,
-    pub uid: String,
+    pub uid: PodUid,
     pub service_account: String,
 }
 

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{self as core, Secret, SecretReference};
 use knarr_api::k8s_openapi;
+use knarr_apimachinery::ids::PodUid;
 use knarr_client::{Api, TypedApi};
 use serde::{Deserialize, Serialize};
 
@@ -22,7 +23,7 @@ fn pod_info(pod: &core::Pod) -> PodInfo {
     PodInfo {
         name: meta.name.clone().unwrap_or_default(),
         namespace: meta.namespace.clone().unwrap_or_default(),
-        uid: meta.uid.clone().unwrap_or_default(),
+        uid: PodUid::of(meta),
         service_account: account.unwrap_or_default(),
     }
 }

@@ -158,9 +158,9 @@ async fn s7_nfs_is_mounted_for_each_pod_and_unmounted_after_it() {
     node.restart();
     node.storage_manager.set_up(&first).await.unwrap();
     assert_eq!(node.commands(), [""; 0]);
-    node.storage_manager.tear_down("u-p").await.unwrap();
+    node.storage_manager.tear_down(&"u-p".into()).await.unwrap();
     assert_eq!(node.commands(), [format!("umount -- {target}")]);
-    node.storage_manager.tear_down("u-p").await.unwrap();
+    node.storage_manager.tear_down(&"u-p".into()).await.unwrap();
     assert_eq!(node.commands(), [""; 0], "what is reverted is not reverted again");
 }
 
@@ -188,7 +188,7 @@ async fn a_failed_mount_is_reported_with_kubelets_message() {
     );
     // Nothing is mounted, and the record is removed with the pod.
     node.commands();
-    node.storage_manager.tear_down("u-p").await.unwrap();
+    node.storage_manager.tear_down(&"u-p".into()).await.unwrap();
     assert_eq!(node.commands(), [""; 0]);
 }
 
@@ -234,13 +234,13 @@ async fn s7_an_iscsi_disk_is_logged_in_to_once_a_node_and_out_of_after_its_last_
         [format!("mount -o bind,ro -- {staged} {}", target("q"))]
     );
     node.restart();
-    node.storage_manager.tear_down("u-p").await.unwrap();
+    node.storage_manager.tear_down(&"u-p".into()).await.unwrap();
     assert_eq!(
         node.commands(),
         [format!("umount -- {}", target("p"))],
         "another pod has it"
     );
-    node.storage_manager.tear_down("u-q").await.unwrap();
+    node.storage_manager.tear_down(&"u-q".into()).await.unwrap();
     assert_eq!(
         node.commands(),
         [
@@ -264,7 +264,7 @@ async fn s7_a_volume_whose_first_login_failed_is_torn_down() {
     assert!(matches!(failed, Err(StorageFailure::Stage(_))), "{failed:?}");
     node.host.answer("iscsiadm -m node", 21, "no records found");
     // There is neither a mount nor the directory that it would have been in.
-    node.storage_manager.tear_down("u-p").await.unwrap();
+    node.storage_manager.tear_down(&"u-p".into()).await.unwrap();
 }
 
 #[tokio::test]
@@ -279,10 +279,10 @@ async fn s7_a_session_stays_while_another_of_its_disks_is_used() {
             .unwrap();
     }
     node.commands();
-    node.storage_manager.tear_down("u-p").await.unwrap();
+    node.storage_manager.tear_down(&"u-p".into()).await.unwrap();
     let logouts = |commands: Vec<String>| commands.iter().filter(|l| l.contains("--logout")).count();
     assert_eq!(logouts(node.commands()), 0);
-    node.storage_manager.tear_down("u-q").await.unwrap();
+    node.storage_manager.tear_down(&"u-q".into()).await.unwrap();
     assert_eq!(logouts(node.commands()), 1);
 }
 
@@ -419,7 +419,7 @@ async fn a3_a_record_in_a_pods_volume_is_no_record() {
         }
         node.host.mounted.lock().insert("/mnt/victim".into());
         node.restart();
-        node.storage_manager.tear_down("u-p").await.unwrap();
+        node.storage_manager.tear_down(&"u-p".into()).await.unwrap();
         assert_eq!(node.commands(), [""; 0]);
     }
 }
@@ -438,7 +438,7 @@ async fn a3_a_kubelets_record_is_adopted_without_its_staging_path() {
     let mounted = [volume.join("mount"), staged, "/mnt/victim".into()];
     node.host.mounted.lock().extend(mounted);
     node.restart();
-    node.storage_manager.tear_down("u-p").await.unwrap();
+    node.storage_manager.tear_down(&"u-p".into()).await.unwrap();
     let commands = node.commands();
     assert_eq!(commands.len(), 4, "{commands:?}");
     assert!(
@@ -471,7 +471,10 @@ async fn a3_a_record_that_cannot_be_read_is_its_own_pods_problem_only() {
     node.commands();
     // The other pod terminates, and leaves what the first may use; then so does the first.
     for pod in ["q", "p"] {
-        node.storage_manager.tear_down(&format!("u-{pod}")).await.unwrap();
+        node.storage_manager
+            .tear_down(&format!("u-{pod}").into())
+            .await
+            .unwrap();
         let target = format!("/pods/u-{pod}/volumes/kubernetes.io~iscsi/pv/mount");
         assert_eq!(node.commands(), [format!("umount -- {target}")]);
     }

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use knarr_apimachinery::ids::NodeName;
 use knarr_client::Api;
 use parking_lot::Mutex;
 use tracing::info;
@@ -33,7 +34,7 @@ impl Drivers {
 pub struct Registrar {
     pub drivers: Arc<Drivers>,
     pub api: Arc<dyn Api>,
-    pub node: String,
+    pub node: NodeName,
     pub host: Arc<dyn Host>,
 }
 

@@ -3,6 +3,8 @@
 //! Attaching (`ControllerPublish`) is the driver's external-attacher's. That it is done is waited for, and held to, with
 //! all other attachments ([`crate::volumes::attach`]); here is only read what the attacher has left for the node.
 
+use knarr_apimachinery::ids::PodUid;
+
 pub mod drivers;
 mod expand;
 pub mod node_info;
@@ -47,7 +49,7 @@ pub struct Csi {
 }
 
 /// The handle of an inline volume: of this pod and of this name, always the same.
-pub fn inline_handle(uid: &str, volume: &str) -> String {
+pub fn inline_handle(uid: &PodUid, volume: &str) -> String {
     format!("csi-{}", sha256(&format!("{uid}{volume}")))
 }
 
@@ -187,13 +189,13 @@ impl Csi {
         let mut context: HashMap<_, _> = self.attributes.clone().into_iter().collect();
         if about.is_some_and(|d| d.spec.pod_info_on_mount == Some(true)) {
             for (key, value) in [
-                ("pod.name", &terms.pod.name),
-                ("pod.namespace", &terms.pod.namespace),
-                ("pod.uid", &terms.pod.uid),
-                ("serviceAccount.name", &terms.pod.service_account),
-                ("ephemeral", &self.inline.to_string()),
+                ("pod.name", terms.pod.name.as_str()),
+                ("pod.namespace", terms.pod.namespace.as_str()),
+                ("pod.uid", terms.pod.uid.as_str()),
+                ("serviceAccount.name", terms.pod.service_account.as_str()),
+                ("ephemeral", &*self.inline.to_string()),
             ] {
-                context.insert(format!("csi.storage.k8s.io/{key}"), value.clone());
+                context.insert(format!("csi.storage.k8s.io/{key}"), value.to_string());
             }
         }
         context

@@ -6,6 +6,7 @@ use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::api::storage::v1::{CSINode, CSINodeDriver, CSINodeSpec, VolumeNodeResources};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use knarr_api::k8s_openapi;
+use knarr_apimachinery::ids::NodeName;
 use knarr_apimachinery::{Error, Result};
 use knarr_client::{Api, TypedApi};
 
@@ -17,13 +18,18 @@ const NODE_IDS: &str = "csi.volume.kubernetes.io/nodeid";
 const ATTEMPTS: usize = 10;
 
 /// Publishes a driver; without `info` it is removed.
-pub async fn publish_driver(api: &dyn Api, node: &str, driver: &str, info: Option<&NodeInfo>) -> Result<()> {
+pub async fn publish_driver(
+    api: &dyn Api,
+    node: &NodeName,
+    driver: &str,
+    info: Option<&NodeInfo>,
+) -> Result<()> {
     again(|| update_node(api, node, driver, info)).await?;
     again(|| update_csi_node(api, node, driver, info)).await
 }
 
 /// Creates the object if it does not exist, also on a node without any driver.
-pub async fn make(api: &dyn Api, node: &str) -> Result<()> {
+pub async fn make(api: &dyn Api, node: &NodeName) -> Result<()> {
     match api.get_as::<CSINode>("", node).await {
         Err(error) if error.is_not_found() => create(api, node, Vec::new()).await,
         other => other.map(drop),
@@ -40,7 +46,7 @@ async fn again<F: Future<Output = Result<()>>>(attempt: impl Fn() -> F) -> Resul
     attempt().await
 }
 
-async fn update_node(api: &dyn Api, node: &str, driver: &str, info: Option<&NodeInfo>) -> Result<()> {
+async fn update_node(api: &dyn Api, node: &NodeName, driver: &str, info: Option<&NodeInfo>) -> Result<()> {
     let old = api.get_as::<Node>("", node).await?;
     let mut new = (*old).clone();
     let annotations = new.metadata.annotations.get_or_insert_default();
@@ -93,7 +99,12 @@ fn entry(driver: &str, info: &NodeInfo) -> CSINodeDriver {
     }
 }
 
-async fn update_csi_node(api: &dyn Api, node: &str, driver: &str, info: Option<&NodeInfo>) -> Result<()> {
+async fn update_csi_node(
+    api: &dyn Api,
+    node: &NodeName,
+    driver: &str,
+    info: Option<&NodeInfo>,
+) -> Result<()> {
     let now = info.map(|info| entry(driver, info));
     let old = match api.get_as::<CSINode>("", node).await {
         Err(error) if error.is_not_found() => return create(api, node, now.into_iter().collect()).await,
@@ -108,7 +119,7 @@ async fn update_csi_node(api: &dyn Api, node: &str, driver: &str, info: Option<&
     api.update_as(new).await.map(drop)
 }
 
-async fn create(api: &dyn Api, node: &str, drivers: Vec<CSINodeDriver>) -> Result<()> {
+async fn create(api: &dyn Api, node: &NodeName, drivers: Vec<CSINodeDriver>) -> Result<()> {
     let owner = api.get_as::<Node>("", node).await?;
     let made = CSINode {
         metadata: ObjectMeta {

@@ -80,7 +80,7 @@ impl Node {
     }
 
     async fn attach(&self, handle: &str, status: Value) {
-        let name = csi_attachment(handle, "d.example", "n1");
+        let name = csi_attachment(handle, "d.example", &"n1".into());
         let made = json!({"metadata": {"name": name}, "spec": {"attacher": "d.example", "nodeName": "n1",
             "source": {"persistentVolumeName": "pv"}}, "status": status});
         let made: VolumeAttachment = from(made);
@@ -132,7 +132,7 @@ fn first_tokens(calls: &[String]) -> Vec<String> {
 #[tokio::test]
 async fn a_driver_with_a_socket_is_published_to_the_cluster_and_removed_with_it() {
     let node = Node::new().await;
-    node_info::make(&*node.api, "n1").await.unwrap();
+    node_info::make(&*node.api, &"n1".into()).await.unwrap();
     assert_eq!(node.csi_node().await, json!([]));
     let serving = node.serve(Driver::default());
     node.sync_one().await;
@@ -228,18 +228,18 @@ async fn s7_a_volume_is_staged_once_a_node_and_published_once_a_pod() {
     }
     node.set_up("q").await.unwrap();
     calls();
-    node.storage_manager.tear_down("u-p").await.unwrap();
+    node.storage_manager.tear_down(&"u-p".into()).await.unwrap();
     assert_eq!(calls(), ["unpublish h"]);
     // A driver that fails is called again, and nothing is forgotten meanwhile.
     *serving.driver.failing.lock() = Some(("unstage", Code::Internal));
-    let failed = node.storage_manager.tear_down("u-q").await.unwrap_err();
+    let failed = node.storage_manager.tear_down(&"u-q".into()).await.unwrap_err();
     assert_eq!(
         failed.to_string(),
         "rpc error: code = Internal desc = the disk is on fire"
     );
     *serving.driver.failing.lock() = None;
     calls();
-    node.storage_manager.tear_down("u-q").await.unwrap();
+    node.storage_manager.tear_down(&"u-q".into()).await.unwrap();
     assert_eq!(calls(), ["unpublish h", "unstage h"]);
     assert!(!node.dir.path().join(staged).exists());
 }
@@ -255,7 +255,7 @@ async fn a_missing_or_failing_driver_is_reported_with_the_message_of_the_step() 
     };
     assert_eq!(why.to_string(), missing);
     // Nothing can have been started, so such a pod's teardown waits for no driver.
-    node.storage_manager.tear_down("u-p").await.unwrap();
+    node.storage_manager.tear_down(&"u-p".into()).await.unwrap();
     let serving = node.serve(Driver::default());
     node.sync_one().await;
     node.attach("h", json!({"attached": true})).await;
@@ -295,7 +295,7 @@ async fn an_inline_volume_is_only_published_with_the_pods_info() {
         .unwrap();
     serving.driver.calls.lock().clear();
     node.storage_manager.set_up(&expected).await.unwrap();
-    let handle = inline_handle("u-p", "v");
+    let handle = inline_handle(&"u-p".into(), "v");
     let calls = std::mem::take(&mut *serving.driver.calls.lock());
     assert_eq!(first_tokens(&calls), [format!("publish {handle}")]);
     for part in [
@@ -305,7 +305,7 @@ async fn an_inline_volume_is_only_published_with_the_pods_info() {
     ] {
         assert!(calls[0].contains(part), "{part} in {}", calls[0]);
     }
-    node.storage_manager.tear_down("u-p").await.unwrap();
+    node.storage_manager.tear_down(&"u-p".into()).await.unwrap();
     assert_eq!(*serving.driver.calls.lock(), [format!("unpublish {handle}")]);
 }
 
@@ -334,7 +334,7 @@ async fn a_block_volume_is_published_as_a_device() {
         );
     }
     // The driver leaves the file behind.
-    node.storage_manager.tear_down("u-p").await.unwrap();
+    node.storage_manager.tear_down(&"u-p".into()).await.unwrap();
     assert_eq!(*serving.driver.calls.lock(), ["unpublish h", "unstage h"]);
     assert!(!at.exists());
 }
