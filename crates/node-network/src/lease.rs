@@ -5,10 +5,11 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference}
 use knarr_api::k8s_openapi;
 use knarr_api::registry;
 use knarr_apimachinery::Error;
+use knarr_apimachinery::ids::NodeName;
 use knarr_client::{Api, ListOptions, NETWORK_NAMESPACE, TypedApi};
 
 /// As it is, or a new one, to be written.
-pub async fn own(api: &dyn Api, node_name: &str) -> Result<Lease, Error> {
+pub async fn own(api: &dyn Api, node_name: &NodeName) -> Result<Lease, Error> {
     match api.get_as::<Lease>(NETWORK_NAMESPACE, node_name).await {
         Ok(lease) => Ok((*lease).clone()),
         Err(error) if error.is_not_found() => new(api, node_name).await,
@@ -17,7 +18,7 @@ pub async fn own(api: &dyn Api, node_name: &str) -> Result<Lease, Error> {
 }
 
 /// It is owned by its Node and deleted with it, as the kubelet's own Lease is.
-async fn new(api: &dyn Api, node_name: &str) -> Result<Lease, Error> {
+async fn new(api: &dyn Api, node_name: &NodeName) -> Result<Lease, Error> {
     let scope = ListOptions {
         field_selector: format!("metadata.name={node_name}"),
         ..ListOptions::default()
@@ -47,7 +48,7 @@ pub fn owner(lease: &Lease) -> &str {
 }
 
 /// Lets it go with the Node of this name and UID.
-pub fn set_owner(lease: &mut Lease, node_name: &str, node_uid: &str) {
+pub fn set_owner(lease: &mut Lease, node_name: &NodeName, node_uid: &str) {
     lease.metadata.owner_references = Some(vec![OwnerReference {
         api_version: "v1".into(),
         kind: "Node".into(),

@@ -19,6 +19,7 @@ use knarr_api::propagation::{CONFIG_MAP, Propagation, REVISION};
 use knarr_api::registry;
 use knarr_api::{Object, ObjectKey};
 use knarr_apimachinery::Error;
+use knarr_apimachinery::ids::NodeName;
 use knarr_client::informer::{self, ReflectorStore, Scope};
 use knarr_client::{Api, Clock, NETWORK_NAMESPACE};
 use knarr_network::catalog::Catalog;
@@ -39,7 +40,7 @@ const RETRY: Duration = Duration::from_secs(1);
 
 /// The reports of this node and of all. Dropping it ends them.
 pub struct EndpointPropagation {
-    node_name: String,
+    node_name: NodeName,
     catalog: Arc<Shared>,
     kernel: Arc<Signal<SyncedRevisions>>,
     cluster: Arc<Signal<Propagation>>,
@@ -50,7 +51,7 @@ impl EndpointPropagation {
     /// Starts to report the kernel's state for the node of this name, which must exist.
     pub fn start(
         api: Arc<dyn Api>,
-        node_name: &str,
+        node_name: &NodeName,
         catalog: Arc<Shared>,
         kernel: Arc<Signal<SyncedRevisions>>,
         clock: Arc<dyn Clock>,
@@ -83,14 +84,14 @@ impl EndpointPropagation {
             lease: None,
             node_uid,
             api,
-            node_name: node_name.into(),
+            node_name: node_name.clone(),
             kernel: kernel.clone(),
             cluster: cluster.clone(),
             clock,
         };
         tasks.spawn(reporter.run());
         EndpointPropagation {
-            node_name: node_name.into(),
+            node_name: node_name.clone(),
             catalog,
             kernel,
             cluster,
@@ -139,8 +140,8 @@ impl EndpointPropagation {
 
 /// Whether all nodes that count have this revision, where this one has it. A single node knows by itself; but where
 /// this node is considered lost, another one is the single node.
-fn is_everywhere(all: &Propagation, node_name: &str, revision: u64) -> bool {
-    let is_alone = all.nodes == 0 || (all.nodes == 1 && all.slowest == node_name);
+fn is_everywhere(all: &Propagation, node_name: &NodeName, revision: u64) -> bool {
+    let is_alone = all.nodes == 0 || (all.nodes == 1 && all.slowest == *node_name);
     is_alone || all.revision >= revision
 }
 
@@ -197,7 +198,7 @@ struct Reporter {
     lease: Option<Lease>,
     node_uid: Arc<Signal<String>>,
     api: Arc<dyn Api>,
-    node_name: String,
+    node_name: NodeName,
     kernel: Arc<Signal<SyncedRevisions>>,
     cluster: Arc<Signal<Propagation>>,
     clock: Arc<dyn Clock>,
@@ -339,7 +340,8 @@ mod tests {
             let catalog = Arc::new(Shared::start(api.clone()));
             catalog.wait_for(|_, reached| reached.is_synced()).await;
             let kernel = Arc::new(Signal::new(SyncedRevisions::default()));
-            let propagation = EndpointPropagation::start(api.clone(), "n", catalog, kernel.clone(), clock);
+            let propagation =
+                EndpointPropagation::start(api.clone(), &"n".into(), catalog, kernel.clone(), clock);
             propagation.cluster.wait_for(|all| all.nodes == nodes).await;
             Cluster {
                 api,
@@ -426,7 +428,7 @@ mod tests {
                 nodes,
                 slowest: slowest.into(),
             };
-            assert_eq!(is_everywhere(&all, "n", 7), done, "{all:?}");
+            assert_eq!(is_everywhere(&all, &"n".into(), 7), done, "{all:?}");
         }
     }
 

@@ -63,7 +63,7 @@ impl NetworkAgent {
         let kernel = Arc::new(Signal::new(SyncedRevisions::default()));
         let propagation = EndpointPropagation::start(
             parts.api.clone(),
-            &parts.node,
+            &parts.node.as_str().into(),
             catalog.clone(),
             kernel.clone(),
             parts.clock.clone(),

@@ -131,7 +131,7 @@ impl NodePodNetwork {
         };
         let config = Config {
             table: "knarr-policy".into(),
-            node_name: self.node.clone(),
+            node_name: self.node.as_str().into(),
             dns: Vec::new(),
             events: None,
         };

@@ -14,6 +14,7 @@ use knarr_api::certificates::CertificateRequest;
 use knarr_api::kinds::persistent_volume::LOCAL_FINALIZER;
 use knarr_api::{AnyObject, Object, k8s_openapi, registry};
 use knarr_apimachinery::Error;
+use knarr_apimachinery::ids::NodeName;
 use serde_json::Value;
 
 use self::nodes::validate_node;
@@ -40,12 +41,12 @@ impl Admission {
         attributes: &Attributes<'_>,
         object: Option<&dyn AnyObject>,
     ) -> Result<(), Error> {
-        let Some(node) = ctx.user.node() else {
+        let Some(node) = ctx.user.node().map(NodeName::from) else {
             return Ok(());
         };
         match (attributes.operation, attributes.old, object) {
-            (Operation::Delete, Some(old), _) => restrict_deletion(node, attributes.target, old),
-            (_, old, Some(new)) => self.restrict_write(node, attributes.target, old.map(|o| &**o), new),
+            (Operation::Delete, Some(old), _) => restrict_deletion(&node, attributes.target, old),
+            (_, old, Some(new)) => self.restrict_write(&node, attributes.target, old.map(|o| &**o), new),
             _ => Ok(()),
         }
     }
@@ -53,7 +54,7 @@ impl Admission {
     /// Checks what a node would create or, if there is an `old`, update.
     fn restrict_write(
         &self,
-        node: &str,
+        node: &NodeName,
         target: &Target<'_>,
         old: Option<&Object>,
         new: &dyn AnyObject,
@@ -159,14 +160,14 @@ impl Admission {
         target: &Target<'_>,
         body: &Value,
     ) -> Result<(), Error> {
-        let Some(node) = ctx.user.node() else {
+        let Some(node) = ctx.user.node().map(NodeName::from) else {
             return Ok(());
         };
         let denied = |why: String| Err(Error::forbidden(target.kind.resource_ref(target.name), &why));
         match (target.kind.plural(), target.subresource) {
             ("pods", "eviction") => match self.cache.get(&registry::POD, target.namespace, target.name) {
                 None => Err(Error::not_found(target.resource_ref())),
-                Some(pod) if !is_on(&pod, node) => denied(format!(
+                Some(pod) if !is_on(&pod, &node) => denied(format!(
                     "node {node} can only evict pods with spec.nodeName set to itself"
                 )),
                 Some(_) => Ok(()),
@@ -174,7 +175,7 @@ impl Admission {
             ("pods", sub) => denied(format!(
                 "unexpected pod subresource {sub:?}, only 'status' and 'eviction' are allowed"
             )),
-            ("serviceaccounts", "token") => self.restrict_token(ctx, target, node, &body["spec"]),
+            ("serviceaccounts", "token") => self.restrict_token(ctx, target, &node, &body["spec"]),
             _ => Ok(()),
         }
     }

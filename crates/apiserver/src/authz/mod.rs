@@ -100,7 +100,7 @@ impl Authorizer for StandardAuthorizer {
             return true;
         }
         if let Some(node) = user.node()
-            && node::allows(&self.cache, node, request)
+            && node::allows(&self.cache, &node.into(), request)
         {
             return true;
         }
@@ -111,7 +111,7 @@ impl Authorizer for StandardAuthorizer {
         let allowed = user.is_in(MASTERS)
             || user
                 .node()
-                .is_some_and(|node| node::allows(&self.cache, node, request));
+                .is_some_and(|node| node::allows(&self.cache, &node.into(), request));
         if allowed {
             return Decision {
                 allowed: true,

@@ -16,6 +16,7 @@ use k8s_openapi::api::resource::v1::ResourceSlice;
 use k8s_openapi::api::storage::v1::VolumeAttachment;
 use knarr_api::kinds::persistent_volume::LOCAL_NODE;
 use knarr_api::{Object, k8s_openapi, registry};
+use knarr_apimachinery::ids::NodeName;
 
 use super::{Attributes, default_roles, rbac};
 use crate::cache::Cache;
@@ -25,7 +26,7 @@ const NODE_LEASE_NAMESPACE: &str = "kube-node-lease";
 /// Annotation of mirror pods: they give the node access to nothing.
 pub(crate) const MIRROR: &str = "kubernetes.io/config.mirror";
 
-pub(super) fn allows(cache: &Cache, node: &str, r: &Attributes<'_>) -> bool {
+pub(super) fn allows(cache: &Cache, node: &NodeName, r: &Attributes<'_>) -> bool {
     let reads = matches!(r.verb, "get" | "list" | "watch");
     let gets = r.verb == "get" && r.subresource.is_empty() && !r.name.is_empty();
     // A single object by name, or a list or watch of that name; never all objects.
@@ -62,7 +63,7 @@ pub(super) fn allows(cache: &Cache, node: &str, r: &Attributes<'_>) -> bool {
             is_attached_to(cache, node, r.name)
         }
         ("storage.k8s.io", "volumeattachments", "") if matches!(r.verb, "list" | "watch") => {
-            r.required_field("spec.nodeName") == Some(node)
+            r.required_field("spec.nodeName") == Some(node.as_str())
         }
         ("storage.k8s.io", "volumeattachments", _) => gets && is_attached_to(cache, node, r.name),
         ("", "serviceaccounts", "") => gets && account_is_used(cache, node, r),
@@ -76,10 +77,10 @@ pub(super) fn allows(cache: &Cache, node: &str, r: &Attributes<'_>) -> bool {
             "get" | "update" | "patch" | "delete" => {
                 cache.get(&registry::RESOURCE_SLICE, "", r.name).is_some_and(|o| {
                     let slice = o.get::<ResourceSlice>();
-                    slice.is_some_and(|s| s.spec.node_name.as_deref() == Some(node))
+                    slice.is_some_and(|s| s.spec.node_name.as_deref() == Some(node.as_str()))
                 })
             }
-            "list" | "watch" | "deletecollection" => r.required_field("spec.nodeName") == Some(node),
+            "list" | "watch" | "deletecollection" => r.required_field("spec.nodeName") == Some(node.as_str()),
             _ => false,
         },
         ("resource.k8s.io", "resourceslices", _) => false,
@@ -90,7 +91,7 @@ pub(super) fn allows(cache: &Cache, node: &str, r: &Attributes<'_>) -> bool {
         ("", "pods", "") => match r.verb {
             "get" => is_on(cache, node, r.namespace, r.name),
             "list" | "watch" => {
-                r.required_field("spec.nodeName") == Some(node)
+                r.required_field("spec.nodeName") == Some(node.as_str())
                     || (!r.name.is_empty() && is_on(cache, node, r.namespace, r.name))
             }
             "create" | "delete" => true,
@@ -113,14 +114,14 @@ pub(super) fn allows(cache: &Cache, node: &str, r: &Attributes<'_>) -> bool {
     }
 }
 
-fn account_is_used(cache: &Cache, node: &str, r: &Attributes<'_>) -> bool {
+fn account_is_used(cache: &Cache, node: &NodeName, r: &Attributes<'_>) -> bool {
     any_pod(cache, node, r.namespace, |p| {
         p.spec.as_ref().and_then(|s| s.service_account_name.as_deref()) == Some(r.name)
     })
 }
 
 /// Whether the volume is a directory that the node creates and removes itself.
-fn is_directory_of(cache: &Cache, node: &str, volume: &str) -> bool {
+fn is_directory_of(cache: &Cache, node: &NodeName, volume: &str) -> bool {
     let volume = cache.get(&registry::PERSISTENT_VOLUME, "", volume);
     volume.is_some_and(|v| {
         let labels = v.metadata().labels.as_ref();
@@ -128,24 +129,24 @@ fn is_directory_of(cache: &Cache, node: &str, volume: &str) -> bool {
     })
 }
 
-fn is_attached_to(cache: &Cache, node: &str, attachment: &str) -> bool {
+fn is_attached_to(cache: &Cache, node: &NodeName, attachment: &str) -> bool {
     let attachment = cache.get(&registry::VOLUME_ATTACHMENT, "", attachment);
     let node_of = |o: &knarr_api::Object| Some(o.get::<VolumeAttachment>()?.spec.node_name.clone());
-    attachment.and_then(|a| node_of(&a)).as_deref() == Some(node)
+    attachment.and_then(|a| node_of(&a)).as_deref() == Some(node.as_str())
 }
 
-fn claim_is_used(cache: &Cache, node: &str, namespace: &str, name: &str) -> bool {
+fn claim_is_used(cache: &Cache, node: &NodeName, namespace: &str, name: &str) -> bool {
     any_pod(cache, node, namespace, |p| claims(p).any(|claim| claim == name))
 }
 
 /// Whether the volume is bound to a claim that a pod of the node uses.
-fn volume_is_used(cache: &Cache, node: &str, name: &str) -> bool {
+fn volume_is_used(cache: &Cache, node: &NodeName, name: &str) -> bool {
     cache
         .get(&registry::PERSISTENT_VOLUME, "", name)
         .is_some_and(|o| bound_volume_is_used(cache, node, &o))
 }
 
-fn bound_volume_is_used(cache: &Cache, node: &str, volume: &Object) -> bool {
+fn bound_volume_is_used(cache: &Cache, node: &NodeName, volume: &Object) -> bool {
     let claim = volume
         .get::<PersistentVolume>()
         .and_then(|v| v.spec.as_ref()?.claim_ref.as_ref());
@@ -156,7 +157,7 @@ fn bound_volume_is_used(cache: &Cache, node: &str, volume: &Object) -> bool {
 }
 
 /// Whether a pod of the node, or a volume that such a pod uses, references the secret.
-fn secret_is_used(cache: &Cache, node: &str, namespace: &str, name: &str) -> bool {
+fn secret_is_used(cache: &Cache, node: &NodeName, namespace: &str, name: &str) -> bool {
     if any_pod(cache, node, namespace, |p| {
         references(p, name, Referenced::Secret)
     }) {
@@ -173,14 +174,14 @@ fn secret_is_used(cache: &Cache, node: &str, namespace: &str, name: &str) -> boo
     found
 }
 
-pub(crate) fn is_on(cache: &Cache, node: &str, namespace: &str, name: &str) -> bool {
+pub(crate) fn is_on(cache: &Cache, node: &NodeName, namespace: &str, name: &str) -> bool {
     cache
         .get(&registry::POD, namespace, name)
-        .is_some_and(|o| o.field("spec.nodeName").ok().as_deref() == Some(node))
+        .is_some_and(|o| o.field("spec.nodeName").ok().as_deref() == Some(node.as_str()))
 }
 
 /// Whether a pod of the node fulfils `condition`.
-fn any_pod(cache: &Cache, node: &str, namespace: &str, condition: impl Fn(&Pod) -> bool) -> bool {
+fn any_pod(cache: &Cache, node: &NodeName, namespace: &str, condition: impl Fn(&Pod) -> bool) -> bool {
     let Ok(pods) = cache.of(&registry::POD) else {
         return false;
     };

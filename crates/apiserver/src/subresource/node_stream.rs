@@ -13,6 +13,7 @@ use k8s_openapi::api::core::v1::{Pod, PodSpec};
 use knarr_api::k8s_openapi;
 use knarr_api::kind::Subresource;
 use knarr_apimachinery::Error;
+use knarr_apimachinery::ids::NodeName;
 use knarr_client::{Conn, NodeDialer};
 use serde_json::Value;
 use tracing::debug;
@@ -105,7 +106,7 @@ impl Connector {
         http: &Http,
         target: &Target<'_>,
         connect_options: &Value,
-    ) -> Result<Option<(String, String)>, Error> {
+    ) -> Result<Option<(NodeName, String)>, Error> {
         // Before the pod is read, as kube-apiserver does.
         if target.subresource == "log" {
             check_log_options(http)?;
@@ -168,13 +169,13 @@ impl Connector {
                 ))),
             };
         };
-        Ok(Some((node, with_query(path, &options))))
+        Ok(Some((node.into(), with_query(path, &options))))
     }
 
     async fn proxy_to_kubelet(
         &self,
         http: &mut Http,
-        node: &str,
+        node: &NodeName,
         path: &str,
     ) -> Result<HandlerResponse, Error> {
         let failed =

@@ -87,7 +87,7 @@ impl Names {
 
     fn routes(&self, config: &Config) -> routes::Config {
         routes::Config {
-            node_name: config.node_name.clone(),
+            node_name: config.node_name.as_str().into(),
             cluster_cidrs: config.network.cluster_cidrs.nets().to_vec(),
             device: self.tunnel(),
             table: format!("knarr-routes{}", self.suffix),
@@ -216,7 +216,7 @@ pub async fn start(
     let propagation = proxy.as_ref().map(|proxy| {
         EndpointPropagation::start(
             api.clone(),
-            &config.node_name,
+            &config.node_name.as_str().into(),
             catalog.clone(),
             proxy.reached(),
             clock,
@@ -376,7 +376,7 @@ fn start_policies(
 ) -> Result<Arc<NetworkPolicies>, Failure> {
     let settings = policy::Config {
         table: names.policy_table(),
-        node_name: config.node_name.clone(),
+        node_name: config.node_name.as_str().into(),
         dns: config.network.dns_addresses(),
         events: Some(EventRecorder::new(
             api.clone(),

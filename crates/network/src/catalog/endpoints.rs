@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use knarr_api::k8s_openapi;
+use knarr_apimachinery::ids::NodeName;
 
 use super::{Interner, Protocol};
 
@@ -41,12 +42,12 @@ pub struct Endpoint {
     pub serving: bool,
     pub terminating: bool,
     pub hostname: Option<Box<str>>,
-    pub node: Option<Arc<str>>,
+    pub node: Option<NodeName>,
     pub zone: Option<Arc<str>>,
     /// `hints.forZones`.
     pub zone_hints: Box<[Arc<str>]>,
     /// `hints.forNodes`.
-    pub node_hints: Box<[Arc<str>]>,
+    pub node_hints: Box<[NodeName]>,
     /// The name of the Pod it targets.
     pub pod: Option<Box<str>>,
 }
@@ -117,10 +118,10 @@ impl Slice {
                 serving: conditions.and_then(|c| c.serving).unwrap_or(ready),
                 terminating: conditions.and_then(|c| c.terminating).unwrap_or(false),
                 hostname: endpoint.hostname.as_deref().map(Into::into),
-                node: endpoint.node_name.as_deref().map(|n| interner.get(n)),
+                node: endpoint.node_name.as_deref().map(|n| interner.get(n).into()),
                 zone: endpoint.zone.as_deref().map(|z| interner.get(z)),
                 zone_hints: zones.map(|z| interner.get(&z.name)).collect(),
-                node_hints: nodes.map(|n| interner.get(&n.name)).collect(),
+                node_hints: nodes.map(|n| interner.get(&n.name).into()).collect(),
                 pod: pod.and_then(|t| t.name.as_deref()).map(Into::into),
             })
         });

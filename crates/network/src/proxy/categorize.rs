@@ -107,7 +107,7 @@ fn topology(candidates: &[Candidate<'_>], node: &NodeFacts) -> Topology {
     Topology::Anywhere
 }
 
-fn is_hinted(hints: &[std::sync::Arc<str>], here: Option<&std::sync::Arc<str>>) -> bool {
+fn is_hinted<T: PartialEq>(hints: &[T], here: Option<&T>) -> bool {
     here.is_some_and(|here| hints.contains(here))
 }
 

@@ -4,6 +4,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use ipnet::IpNet;
+use knarr_apimachinery::ids::NodeName;
 
 use super::Family;
 
@@ -55,7 +56,7 @@ impl Config {
 /// The node this runs on.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodeFacts {
-    pub name: Arc<str>,
+    pub name: NodeName,
     /// Label `topology.kubernetes.io/zone`.
     pub zone: Option<Arc<str>>,
     /// The node's primary addresses, one per family: `loadBalancerSourceRanges` that contain one let the node in.

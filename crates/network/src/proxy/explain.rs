@@ -3,6 +3,8 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use knarr_apimachinery::ids::NodeName;
+
 use super::categorize::{self, Topology};
 use super::frontend::{Frontend, FrontendKind};
 use super::packet::{self, Outcome, Packet, Tables};
@@ -55,7 +57,7 @@ pub struct FrontendExplanation {
 pub struct EndpointExplanation {
     pub address: IpAddr,
     pub port: u16,
-    pub node: Option<Arc<str>>,
+    pub node: Option<NodeName>,
     pub zone: Option<Arc<str>>,
     /// The name of the Pod it targets.
     pub pod: Option<Box<str>>,
@@ -64,7 +66,7 @@ pub struct EndpointExplanation {
     pub serving: bool,
     pub terminating: bool,
     pub zone_hints: Box<[Arc<str>]>,
-    pub node_hints: Box<[Arc<str>]>,
+    pub node_hints: Box<[NodeName]>,
     pub usage: Usage,
 }
 

@@ -24,6 +24,7 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use knarr_apimachinery::ids::NodeName;
 use knarr_client::Api;
 use knarr_client::events::EventRecorder;
 use knarr_network::catalog::Protocol;
@@ -49,7 +50,7 @@ pub const TABLE: &str = "knarr-policy";
 pub struct Config {
     /// Of the family `inet`: [`TABLE`], or with a suffix.
     pub table: String,
-    pub node_name: String,
+    pub node_name: NodeName,
     /// Addresses on which this node answers DNS.
     pub dns: Vec<IpAddr>,
     /// Records problems of policies that select local pods.
@@ -59,7 +60,7 @@ pub struct Config {
 /// What the parts share.
 struct State {
     api: Arc<dyn Api>,
-    node_name: String,
+    node_name: NodeName,
     policies: Arc<Mutex<Policies>>,
     table: Arc<dyn PolicyTable>,
     origins: Mutex<Origins>,

@@ -13,6 +13,7 @@ use http::{Response, StatusCode};
 use http_body_util::Full;
 use k8s_openapi::api::core::v1::ObjectReference;
 use knarr_api::k8s_openapi;
+use knarr_apimachinery::ids::NodeName;
 use knarr_client::events::{EventRecorder, EventType};
 use knarr_network::catalog::ServiceKey;
 use knarr_network::proxy::{Family, HealthCheck};
@@ -47,7 +48,7 @@ struct Server {
 
 /// A server for each Service that has the port.
 pub(super) struct HealthChecks {
-    node_name: Arc<str>,
+    node_name: NodeName,
     events: EventRecorder,
     health: Arc<Health>,
     /// By Service and port: another port is another server.
@@ -106,7 +107,7 @@ struct Question {
     port: u16,
     family: Family,
     counts: Arc<Counts>,
-    node_name: Arc<str>,
+    node_name: NodeName,
     events: EventRecorder,
     health: Arc<Health>,
 }

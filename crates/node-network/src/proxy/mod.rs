@@ -47,6 +47,7 @@ pub use node::facts;
 use driver::Driver;
 use health::Health;
 use health_checks::HealthChecks;
+use knarr_apimachinery::ids::NodeName;
 use metrics::Metrics;
 use node::NodeWatch;
 use stale_flows::StaleFlows;
@@ -59,7 +60,7 @@ const COMPONENT: &str = "kube-proxy";
 pub struct Config {
     /// Table names, address ranges.
     pub proxy: proxy::Config,
-    pub node_name: Arc<str>,
+    pub node_name: NodeName,
     /// Whether kernel parameters of connection tracking are set as kube-proxy sets them by default (room for entries, and
     /// how long closed and silent connections are kept); those that the rules cannot do without are set in any case.
     pub conntrack_sysctls: bool,

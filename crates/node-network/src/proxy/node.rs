@@ -8,6 +8,7 @@ use k8s_openapi::api::core::v1::Node;
 use knarr_api::k8s_openapi;
 use knarr_api::registry::NODE;
 use knarr_api::{Object, ObjectKey};
+use knarr_apimachinery::ids::NodeName;
 use knarr_client::Api;
 use knarr_client::informer::{self, ReflectorStore, Scope};
 use knarr_network::proxy::{Family, NodeFacts};
@@ -21,14 +22,14 @@ const TO_BE_DELETED: &str = "ToBeDeletedByClusterAutoscaler";
 
 /// Follows one Node.
 pub(super) struct NodeWatch {
-    name: Arc<str>,
+    name: NodeName,
     /// `None` until the first list.
     facts: Signal<Option<NodeFacts>>,
     health: Arc<Health>,
 }
 
 impl NodeWatch {
-    pub fn new(name: Arc<str>, health: Arc<Health>) -> Arc<Self> {
+    pub fn new(name: NodeName, health: Arc<Health>) -> Arc<Self> {
         Arc::new(NodeWatch {
             name,
             facts: Signal::new(None),

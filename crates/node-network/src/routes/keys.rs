@@ -8,6 +8,7 @@ use k8s_openapi::api::coordination::v1::Lease;
 use knarr_api::k8s_openapi;
 use knarr_api::{Object, ObjectKey};
 use knarr_apimachinery::Error;
+use knarr_apimachinery::ids::NodeName;
 use knarr_client::informer::ReflectorStore;
 use knarr_client::{Api, NETWORK_NAMESPACE};
 use knarr_network::routes::encryption::Published;
@@ -99,17 +100,17 @@ impl ReflectorStore for Keys {
 /// Writes what this node publishes; that is nothing where traffic is in the clear, so that no node encrypts in vain.
 pub struct Publisher {
     api: Arc<dyn Api>,
-    node_name: String,
+    node_name: NodeName,
     /// What was last written, or found to be there.
     done: Option<Option<Published>>,
     desired: Option<Published>,
 }
 
 impl Publisher {
-    pub fn new(api: Arc<dyn Api>, node_name: &str) -> Self {
+    pub fn new(api: Arc<dyn Api>, node_name: &NodeName) -> Self {
         Publisher {
             api,
-            node_name: node_name.into(),
+            node_name: node_name.clone(),
             done: None,
             desired: None,
         }

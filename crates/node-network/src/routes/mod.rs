@@ -21,6 +21,7 @@ use std::time::Duration;
 use futures::StreamExt;
 use ipnet::IpNet;
 use knarr_api::registry;
+use knarr_apimachinery::ids::NodeName;
 use knarr_client::informer::{self, Scope};
 use knarr_client::{Api, Clock, NETWORK_NAMESPACE};
 use knarr_network::routes::encryption::{self, Published};
@@ -52,7 +53,7 @@ const DEFAULT_MTU: u32 = 1500;
 /// The configuration of a node's routes.
 #[derive(Clone, Debug)]
 pub struct Config {
-    pub node_name: String,
+    pub node_name: NodeName,
     /// The name of the tunnel's device, 15 bytes at the most.
     pub device: String,
     /// Routes to other ranges, of our protocol or not, are another cluster's.
@@ -278,7 +279,7 @@ impl State {
             return Ok(None);
         }
         let all = nodes.current(Instant::now());
-        let Some(own) = all.get(&self.config.node_name) else {
+        let Some(own) = all.get(self.config.node_name.as_str()) else {
             return Ok(None);
         };
         let Some(underlay) = own.addresses.first().copied() else {

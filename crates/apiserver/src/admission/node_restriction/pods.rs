@@ -2,13 +2,14 @@
 
 use k8s_openapi::api::core::v1::{Pod, PodSpec};
 use knarr_api::k8s_openapi;
+use knarr_apimachinery::ids::NodeName;
 
 use crate::admission::{Denial, deny};
 use crate::authz::node::MIRROR;
 use crate::references::{Referenced, referenced_names};
 
 /// A pod that a node creates must be a mirror pod of its own that references no API objects. `uid` is the node's.
-pub(super) fn validate_mirror_pod(pod: &Pod, node: &str, uid: Option<&str>) -> Result<(), Denial> {
+pub(super) fn validate_mirror_pod(pod: &Pod, node: &NodeName, uid: Option<&str>) -> Result<(), Denial> {
     let meta = &pod.metadata;
     if !meta.annotations.as_ref().is_some_and(|a| a.contains_key(MIRROR)) {
         return deny(format!(
@@ -16,7 +17,7 @@ pub(super) fn validate_mirror_pod(pod: &Pod, node: &str, uid: Option<&str>) -> R
         ));
     }
     let spec = pod.spec.clone().unwrap_or_default();
-    if spec.node_name.as_deref() != Some(node) {
+    if spec.node_name.as_deref() != Some(node.as_str()) {
         return deny(format!(
             "node {node:?} can only create pods with spec.nodeName set to itself"
         ));
@@ -27,7 +28,7 @@ pub(super) fn validate_mirror_pod(pod: &Pod, node: &str, uid: Option<&str>) -> R
         [] => return deny(format!("node {node:?} can only create pods with an {own}")),
         _ => return deny(format!("node {node:?} can only create pods with a single {own}")),
     };
-    if owner.api_version != "v1" || owner.kind != "Node" || owner.name != node {
+    if owner.api_version != "v1" || owner.kind != "Node" || owner.name != *node {
         return deny(format!("node {node:?} can only create pods with an {own}"));
     }
     if owner.controller != Some(true) {
@@ -216,7 +217,7 @@ mod tests {
                 Some("serviceaccounts (via projected volumes)"),
             ),
         ] {
-            let found = validate_mirror_pod(&pod(change.clone()), "n", Some("u")).err();
+            let found = validate_mirror_pod(&pod(change.clone()), &"n".into(), Some("u")).err();
             let fine = match (&found, expected) {
                 (None, None) => true,
                 (Some(Denial(found)), Some(part)) => found.contains(part),

@@ -4,6 +4,7 @@ use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod};
 use k8s_openapi::api::storage::v1::CSIDriver;
 use knarr_api::{k8s_openapi, registry};
 use knarr_apimachinery::Error;
+use knarr_apimachinery::ids::NodeName;
 use serde_json::Value;
 
 use super::is_on;
@@ -17,7 +18,7 @@ impl Admission {
         &self,
         ctx: &Ctx,
         target: &Target<'_>,
-        node: &str,
+        node: &NodeName,
         spec: &Value,
     ) -> Result<(), Error> {
         let denied = |why: &str| Err(Error::forbidden(target.kind.resource_ref(target.name), why));

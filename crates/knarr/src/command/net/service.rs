@@ -318,7 +318,6 @@ fn reason(service: &Service, kind: FrontendKind, client: &Client, outcome: &str)
 }
 
 fn endpoint_of(key: &ServiceKey, endpoint: &EndpointExplanation) -> EndpointReport {
-    let texts = |all: &[std::sync::Arc<str>]| all.iter().map(ToString::to_string).collect();
     EndpointReport {
         address: endpoint.address,
         port: endpoint.port,
@@ -331,8 +330,8 @@ fn endpoint_of(key: &ServiceKey, endpoint: &EndpointExplanation) -> EndpointRepo
         ready: endpoint.ready,
         serving: endpoint.serving,
         terminating: endpoint.terminating,
-        zone_hints: texts(&endpoint.zone_hints),
-        node_hints: texts(&endpoint.node_hints),
+        zone_hints: endpoint.zone_hints.iter().map(ToString::to_string).collect(),
+        node_hints: endpoint.node_hints.iter().map(ToString::to_string).collect(),
         usage: match endpoint.usage {
             Usage::Used => "Used",
             Usage::Fallback => "Fallback",
