@@ -151,7 +151,7 @@ async fn bound_pod(api: &dyn Api) -> Arc<Object> {
     }))
     .unwrap();
     let pod = api.create_as(pod).await.unwrap();
-    api.bind(&pod, "n1").await.unwrap();
+    api.bind(&pod, &"n1".into()).await.unwrap();
     api.get(&POD, "default", "p").await.unwrap()
 }
 
@@ -395,7 +395,7 @@ async fn a_pod_is_bound_once() {
     let c = cluster().await;
     let pod = bound_pod(&*c.api).await;
     let pod: Pod = pod.to_typed().unwrap();
-    let error = c.api.bind(&pod, "n2").await.unwrap_err();
+    let error = c.api.bind(&pod, &"n2".into()).await.unwrap_err();
     assert!(error.is_conflict(), "{error}");
 }
 

@@ -11,6 +11,7 @@ use knarr_api::deletion::Propagation;
 use knarr_api::k8s_openapi;
 use knarr_api::registry::Registered;
 use knarr_api::{AnyObject, Kind, Object, Shared};
+use knarr_apimachinery::ids::NodeName;
 use knarr_apimachinery::{Error, Result};
 
 use crate::term::Term;
@@ -224,7 +225,7 @@ pub trait TypedApi {
     async fn update_as<T: Registered>(&self, object: T) -> Result<Shared<T>>;
     async fn update_status_as<T: Registered>(&self, object: T) -> Result<Shared<T>>;
     /// Binds a pod to a node (the `binding` subresource), with the pod's uid as precondition.
-    async fn bind(&self, pod: &Pod, node: &str) -> Result<()>;
+    async fn bind(&self, pod: &Pod, node: &NodeName) -> Result<()>;
 }
 
 #[async_trait]
@@ -245,7 +246,7 @@ impl<A: Api + ?Sized> TypedApi for A {
         Shared::new(self.update(T::kind_of(), Box::new(object), "status").await?)
     }
 
-    async fn bind(&self, pod: &Pod, node: &str) -> Result<()> {
+    async fn bind(&self, pod: &Pod, node: &NodeName) -> Result<()> {
         let meta = &pod.metadata;
         let binding = Binding {
             metadata: k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta {

@@ -238,7 +238,7 @@ impl Rebalancing {
                 written.push(Written::Deleted {
                     kind: registry::POD.clone(),
                     key: ObjectKey::new(request.pod.namespace.clone(), request.pod.name.clone()),
-                    uid: request.pod.uid.clone(),
+                    uid: request.pod.uid.to_string(),
                 });
             } else {
                 debug!(pod = %request.pod, ?outcome, "not evicted");

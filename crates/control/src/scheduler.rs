@@ -16,6 +16,7 @@ use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::jiff::Timestamp;
 use knarr_api::registry::{self, Registered};
 use knarr_api::{Object, k8s_openapi};
+use knarr_apimachinery::ids::NodeName;
 use knarr_apimachinery::time::seconds;
 use knarr_client::events::reference;
 use knarr_client::{
@@ -267,7 +268,7 @@ impl Driver {
         }
     }
 
-    async fn bind(&self, pod: &Shared<Pod>, node: String) -> bool {
+    async fn bind(&self, pod: &Shared<Pod>, node: NodeName) -> bool {
         match self.api.bind(pod, &node).await {
             Ok(()) => {
                 self.scheduler.lock().bound(pod);
@@ -280,7 +281,7 @@ impl Driver {
                 true
             }
             Err(error) => {
-                debug!(pod = ?pod.object(), node, %error, "not bound");
+                debug!(pod = ?pod.object(), node = node.as_str(), %error, "not bound");
                 // It was deleted, or another scheduler has bound it: there is nothing to report.
                 if error.is_not_found() || error.is_conflict() {
                     self.unreserve(pod);
@@ -318,7 +319,7 @@ impl Driver {
         let condition = not_scheduled(pod, old, reason, message, self.clock.now());
         let had = pod.status.as_ref().and_then(|s| s.nominated_node_name.as_deref());
         let nominated = match nomination {
-            Nomination::Set(node) if had != Some(&node) => Some(Some(node)),
+            Nomination::Set(node) if had != Some(node.as_str()) => Some(Some(node.into())),
             Nomination::Clear if had.is_some() => Some(None),
             _ => None,
         };
@@ -390,7 +391,7 @@ impl Driver {
     async fn preempt(
         &self,
         pod: &Shared<Pod>,
-        node: &str,
+        node: &NodeName,
         victims: &[Shared<Pod>],
         cleared: &[Shared<Pod>],
     ) -> bool {
@@ -405,7 +406,7 @@ impl Driver {
         written.into_iter().all(|written| written)
     }
 
-    async fn evict(&self, pod: &Shared<Pod>, node: &str, victim: &Shared<Pod>) -> bool {
+    async fn evict(&self, pod: &Shared<Pod>, node: &NodeName, victim: &Shared<Pod>) -> bool {
         let condition = PodCondition {
             type_: "DisruptionTarget".into(),
             status: "True".into(),
@@ -430,7 +431,7 @@ impl Driver {
             Ok(_) => {
                 let by = pod.object().uid();
                 let there = victim.spec.as_ref().and_then(|s| s.node_name.as_deref());
-                let message = match there.filter(|there| *there != node) {
+                let message = match there.filter(|there| node != there) {
                     // A victim of a cross-node preemption.
                     Some(_) => format!("Preempted by pod {by}, which is nominated to node {node}"),
                     None => format!("Preempted by pod {by} on node {node}"),

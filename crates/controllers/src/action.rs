@@ -10,6 +10,7 @@ use knarr_api::k8s_openapi;
 use knarr_api::registry::Registered;
 use knarr_api::{AnyObject, Kind, Object, ObjectKey};
 use knarr_apimachinery::Error;
+use knarr_apimachinery::ids::NodeName;
 
 pub use crate::podgc::release::Release;
 
@@ -63,7 +64,7 @@ pub enum LiveCheck {
     /// There is no object of this name with this uid.
     AbsentUid { kind: Kind, key: ObjectKey, uid: String },
     /// The node is not ready and has the out-of-service taint: nothing of it runs any more.
-    OutOfService { node: String },
+    OutOfService { node: NodeName },
     /// The namespace has no object of the kind.
     NoneInNamespace { kind: Kind, namespace: String },
     /// The namespace has no custom resources.

@@ -18,6 +18,7 @@ use knarr_api::kinds::node::{has_out_of_service_taint, is_ready};
 use knarr_api::kinds::pod::{is_terminal, is_terminal_phase};
 use knarr_api::registry;
 use knarr_api::{Kind, Object, ObjectKey};
+use knarr_apimachinery::ids::NodeName;
 
 use crate::action::{Action, LiveCheck};
 use crate::controller::View;
@@ -33,7 +34,7 @@ const REASON: &str = "DeletionByPodGC";
 pub struct PodGc {
     /// How many finished pods may exist (kube-controller-manager's terminated-pod-gc-threshold).
     pub threshold: usize,
-    missing_since: BTreeMap<String, Timestamp>,
+    missing_since: BTreeMap<NodeName, Timestamp>,
 }
 
 impl PodGc {
@@ -99,19 +100,19 @@ impl PodGc {
         let mut missing = BTreeMap::new();
         let mut lists = Vec::new();
         for pod in pods {
-            let node = pod.node.as_str();
+            let node = &pod.node;
             if node.is_empty() || view.get(&registry::NODE, "", node).is_some() {
                 continue;
             }
             let since = self.missing_since.get(node).copied().unwrap_or(now);
-            missing.insert(node.to_string(), since);
+            missing.insert(node.clone(), since);
             if now.duration_since(since) < QUARANTINE {
                 continue;
             }
             // The cache may lag: a live read has to confirm that the node does not exist.
             let absent = Action::Require(LiveCheck::Absent {
                 kind: registry::NODE.clone(),
-                key: ObjectKey::new("", node),
+                key: ObjectKey::new("", node.as_str()),
             });
             let lost =
                 |p: &Pod| with_disruption_target(&failed(p), REASON, "PodGC: node no longer exists", now);
@@ -133,7 +134,7 @@ pub fn is_out_of_service(node: &Node) -> bool {
 /// The fields of a pod that are read.
 struct PodSummary {
     object: Arc<Object>,
-    node: String,
+    node: NodeName,
     deleting: bool,
     finished: bool,
 }
@@ -143,7 +144,7 @@ impl PodSummary {
         // An object that is no pod has neither and is skipped.
         let field = |path| object.field(path).unwrap_or_default();
         PodSummary {
-            node: field("spec.nodeName"),
+            node: field("spec.nodeName").into(),
             deleting: object.metadata().deletion_timestamp.is_some(),
             finished: is_terminal_phase(&field("status.phase")),
             object,
@@ -165,7 +166,7 @@ impl PodSummary {
     fn delete(&self) -> Action {
         Action::Release(Release {
             key: ObjectKey::of(&self.object),
-            uid: self.object.uid().to_string(),
+            uid: self.object.uid().into(),
         })
     }
 }

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::jiff::SignedDuration;
 use knarr_api::k8s_openapi;
+use knarr_apimachinery::ids::NodeName;
 
 use crate::policy::Budgets;
 use crate::reason::{BudgetOf, Reason};
@@ -19,7 +20,7 @@ pub(crate) struct Ledger {
     policy: String,
     limits: Budgets,
     total: u32,
-    nodes: BTreeMap<String, u32>,
+    nodes: BTreeMap<NodeName, u32>,
     namespaces: BTreeMap<String, u32>,
     workloads: BTreeMap<Workload, u32>,
 }
@@ -47,7 +48,7 @@ impl Ledger {
     }
 
     /// Why one more pod of the workload must not be moved away from the node.
-    pub fn forbids(&self, node: &str, workload: &Workload) -> Option<Reason> {
+    pub fn forbids(&self, node: &NodeName, workload: &Workload) -> Option<Reason> {
         let over = |of, name: &str, used: u32, limit: Option<u32>| {
             let limit = limit.filter(|limit| used >= *limit)?;
             let name = name.to_string();
@@ -58,20 +59,15 @@ impl Ledger {
                 limit,
             })
         };
-        let used = |map: &BTreeMap<String, u32>, name: &str| map.get(name).copied().unwrap_or(0);
         let namespace = &workload.namespace;
         let of_workload = self.workloads.get(workload).copied().unwrap_or(0);
         over(BudgetOf::Policy, &self.policy, self.total, self.limits.per_hour)
             .or_else(|| {
-                over(
-                    BudgetOf::Node,
-                    node,
-                    used(&self.nodes, node),
-                    self.limits.per_node,
-                )
+                let used = self.nodes.get(node).copied().unwrap_or(0);
+                over(BudgetOf::Node, node, used, self.limits.per_node)
             })
             .or_else(|| {
-                let used = used(&self.namespaces, namespace);
+                let used = self.namespaces.get(namespace).copied().unwrap_or(0);
                 over(BudgetOf::Namespace, namespace, used, self.limits.per_namespace)
             })
             .or_else(|| {
@@ -85,9 +81,9 @@ impl Ledger {
             })
     }
 
-    pub fn spend(&mut self, node: &str, workload: &Workload) {
+    pub fn spend(&mut self, node: &NodeName, workload: &Workload) {
         self.total += 1;
-        *self.nodes.entry(node.to_string()).or_default() += 1;
+        *self.nodes.entry(node.clone()).or_default() += 1;
         *self.namespaces.entry(workload.namespace.clone()).or_default() += 1;
         *self.workloads.entry(workload.clone()).or_default() += 1;
     }

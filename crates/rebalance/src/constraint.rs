@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use knarr_apimachinery::ids::NodeName;
 use serde::Serialize;
 
 /// A rule that can be violated, and the unit of its violation.
@@ -37,12 +38,12 @@ pub enum Constraint {
     },
     /// The amount above the target: milli-CPU, bytes, pods, devices.
     NodeUtilization {
-        node: String,
+        node: NodeName,
         resource: String,
     },
     /// Pods on a node below the thresholds.
     NodeUnderutilization {
-        node: String,
+        node: NodeName,
     },
     /// 1: the pod is to be replaced.
     PodLifeTime,

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
+use knarr_apimachinery::ids::{NodeName, PodUid};
 use serde::Serialize;
 
 use crate::constraint::Constraint;
@@ -27,7 +28,7 @@ pub struct PodName {
     pub namespace: String,
     pub name: String,
     /// The precondition of its eviction.
-    pub uid: String,
+    pub uid: PodUid,
 }
 
 impl fmt::Display for PodName {
@@ -42,10 +43,10 @@ impl fmt::Display for PodName {
 pub struct Move {
     pub pod: PodName,
     pub workload: Workload,
-    pub from: String,
+    pub from: NodeName,
     /// Where the scheduler places the replacement, now that the earlier moves are done; `None`: the pod has finished, and
     /// no replacement follows from its deletion.
-    pub to: Option<String>,
+    pub to: Option<NodeName>,
     /// How many nodes are as good as that one: the scheduler may choose any of them, and the gains hold for all.
     pub equal_nodes: usize,
     /// Moves of a wave may be carried out together; the next wave waits until the replacements are Ready. From 1.
@@ -70,7 +71,7 @@ pub struct Change {
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct NotMoved {
     pub pod: PodName,
-    pub node: String,
+    pub node: NodeName,
     pub violates: Vec<Arc<Constraint>>,
     #[serde(serialize_with = "with_sentence")]
     pub reason: Reason,

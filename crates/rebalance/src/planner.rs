@@ -12,6 +12,7 @@ use std::sync::Arc;
 
 use knarr_api::Shared;
 use knarr_api::k8s_openapi::api::core::v1::Pod;
+use knarr_apimachinery::ids::{NodeName, PodUid};
 use knarr_scheduler::cluster::NodeIndex;
 use knarr_scheduler::pod_info::PodInfo;
 
@@ -60,11 +61,11 @@ struct Planner<'a> {
     profiles: Vec<(&'a Profile, StrategySet)>,
     sources: Vec<Source>,
     /// The strategies that would replace a pod, by its UID.
-    replaced_for: BTreeMap<String, StrategySet>,
+    replaced_for: BTreeMap<PodUid, StrategySet>,
     /// Whether some pod prefers not to be evicted.
     has_preferences: bool,
     /// The wave of the last move of each pod, by UID.
-    moved: BTreeMap<String, u32>,
+    moved: BTreeMap<PodUid, u32>,
     /// Why the pods of a class on a node were not moved in this pass.
     failures: BTreeMap<(ClassNumber, NodeIndex), Reason>,
     /// The same for all nodes of a domain: the scheduler places pods of one class from one domain alike.
@@ -139,7 +140,7 @@ impl<'a> Planner<'a> {
                 let wanted = self.rules.classes[number].strategies.and(self.rules.masks.pods);
                 let applying = self.applying(&pod.pod, wanted);
                 if !applying.is_empty() {
-                    self.replaced_for.insert(pod.uid().to_string(), applying);
+                    self.replaced_for.insert(pod.uid().clone(), applying);
                 }
             }
         }
@@ -469,8 +470,8 @@ impl<'a> Planner<'a> {
         driver: Driver,
         pod: &PodInfo,
         number: ClassNumber,
-        from: String,
-        to: Option<(String, usize)>,
+        from: NodeName,
+        to: Option<(NodeName, usize)>,
         changes: Vec<(RuleRef, u64, u64)>,
     ) {
         let class = &self.rules.classes[number];
@@ -478,7 +479,7 @@ impl<'a> Planner<'a> {
         let Some(workload) = class.workload.clone() else {
             return;
         };
-        let uid = pod.uid().to_string();
+        let uid = pod.uid().clone();
         let after = self.moved.get(&uid).copied();
         let budgets = &self.snapshot.disruption_budgets;
         let wave = self
@@ -533,6 +534,6 @@ fn pod_name(pod: &Shared<Pod>) -> PodName {
     PodName {
         namespace: object.namespace().to_string(),
         name: object.name().to_string(),
-        uid: object.uid().to_string(),
+        uid: object.uid().into(),
     }
 }

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
+use knarr_apimachinery::ids::NodeName;
 use serde::Serialize;
 
 use crate::constraint::Constraint;
@@ -20,7 +21,7 @@ pub enum BudgetOf {
 /// A rule that a move to the node would violate more.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Growth {
-    pub node: String,
+    pub node: NodeName,
     pub constraint: Arc<Constraint>,
     pub before: u64,
     pub after: u64,
@@ -120,11 +121,11 @@ pub enum Reason {
     /// The scheduler would place it on its node again.
     SameNode,
     NoGain {
-        node: String,
+        node: NodeName,
     },
     WouldGrow(Growth),
     NodeNotSelected {
-        node: String,
+        node: NodeName,
     },
     /// The policy waits for more nodes with room (or for a node to move pods to).
     NoUnderutilizedNodes {

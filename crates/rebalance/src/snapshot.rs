@@ -13,6 +13,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use k8s_openapi::jiff::Timestamp;
 use knarr_api::kinds::pod::is_terminal;
 use knarr_api::{Object, Shared, k8s_openapi};
+use knarr_apimachinery::ids::NodeName;
 use knarr_apimachinery::labels::Selector;
 use knarr_scheduler::pod_info::{Classes, Labels, node_name, nominated_node_name};
 use knarr_scheduler::resources::Resources;
@@ -41,14 +42,14 @@ impl fmt::Display for Workload {
 pub struct Eviction {
     pub at: Timestamp,
     /// The node that it was moved away from.
-    pub node: String,
+    pub node: NodeName,
     pub workload: Workload,
 }
 
 /// Measured usage (metrics.k8s.io).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
-    pub nodes: BTreeMap<String, Resources>,
+    pub nodes: BTreeMap<NodeName, Resources>,
     /// By namespace and name.
     pub pods: BTreeMap<(String, String), Resources>,
 }

@@ -50,8 +50,8 @@ impl fmt::Display for Plan {
                 table.rows.push(vec![
                     step.wave.to_string(),
                     step.pod.to_string(),
-                    step.from.clone(),
-                    step.to.clone().unwrap_or_else(|| "<deleted>".into()),
+                    step.from.to_string(),
+                    step.to.as_deref().unwrap_or("<deleted>").to_string(),
                     step.rule.to_string(),
                     gains.join("; "),
                 ]);
@@ -64,7 +64,7 @@ impl fmt::Display for Plan {
             for pod in &self.not_moved {
                 table.rows.push(vec![
                     pod.pod.to_string(),
-                    pod.node.clone(),
+                    pod.node.to_string(),
                     pod.reason.code().to_string(),
                     pod.reason.to_string(),
                 ]);

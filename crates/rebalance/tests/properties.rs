@@ -11,6 +11,7 @@ mod world;
 use std::collections::BTreeMap;
 
 use knarr_api::k8s_openapi::api::core::v1::{Node, Pod};
+use knarr_apimachinery::ids::{NodeName, PodUid};
 use knarr_rebalance::plan;
 use knarr_rebalance::plan::Plan;
 use knarr_rebalance::policy::Policy;
@@ -243,7 +244,7 @@ fn config(cases: u32) -> ProptestConfig {
 }
 
 /// The nodes that a scheduler finds best for the replacement of a pod, asked without the pod.
-fn best_nodes(world: &World, uid: &str) -> Vec<String> {
+fn best_nodes(world: &World, uid: &PodUid) -> Vec<NodeName> {
     let start = world::now();
     let mut scheduler = Scheduler::default();
     for (name, node) in &world.nodes {
@@ -251,7 +252,7 @@ fn best_nodes(world: &World, uid: &str) -> Vec<String> {
     }
     let mut replacement = None;
     for pod in world.pods.values() {
-        if pod["metadata"]["uid"] == uid || pod["metadata"]["replaces"] == uid {
+        if pod["metadata"]["uid"] == uid.as_str() || pod["metadata"]["replaces"] == uid.as_str() {
             let mut pod = pod.clone();
             pod["spec"].as_object_mut().unwrap().remove("nodeName");
             pod["status"] = json!({});

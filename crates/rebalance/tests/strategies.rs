@@ -297,7 +297,7 @@ fn b3_measured_usage_moves_with_the_pods() {
         .map(|name| (("default".to_string(), name.clone()), milli(900)));
     world.usage = Usage {
         pods: pods.collect(),
-        nodes: [("n1".to_string(), milli(3600)), ("n2".to_string(), milli(100))].into(),
+        nodes: [("n1".into(), milli(3600)), ("n2".into(), milli(100))].into(),
     };
     let args = json!({
         "thresholds": {"cpu": 30}, "targetThresholds": {"cpu": 60},

@@ -12,6 +12,7 @@ use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use knarr_api::Shared;
 use knarr_api::k8s_openapi;
+use knarr_apimachinery::ids::PodUid;
 use knarr_apimachinery::labels::Selector;
 
 use crate::pod_info::PodInfo;
@@ -90,7 +91,7 @@ struct PendingEviction {
 pub struct Budgets {
     all: BTreeMap<BudgetName, Budget>,
     /// By UID.
-    pending: BTreeMap<String, PendingEviction>,
+    pending: BTreeMap<PodUid, PendingEviction>,
     /// Incremented when the result of preemption may have changed.
     pub version: u64,
 }
@@ -170,7 +171,7 @@ impl Budgets {
                 is_visible: false,
                 until: now.checked_add(PENDING_EVICTION_TIMEOUT).unwrap_or(now),
             };
-            self.pending.insert(victim.uid().to_string(), pending);
+            self.pending.insert(victim.uid().clone(), pending);
             self.version += 1;
         }
     }

@@ -12,6 +12,7 @@ use k8s_openapi::api::core::v1::{Namespace, Node, Pod, ReplicationController, Se
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use knarr_api::Shared;
 use knarr_api::k8s_openapi;
+use knarr_apimachinery::ids::{NodeName, PodUid};
 use knarr_apimachinery::labels::{Requirement, Selector};
 
 use crate::budgets::Budgets;
@@ -71,7 +72,7 @@ type Name = (String, String);
 #[derive(Debug, Default)]
 pub struct Cluster {
     infos: Vec<NodeInfo>,
-    indices: BTreeMap<String, NodeIndex>,
+    indices: BTreeMap<NodeName, NodeIndex>,
     free: Vec<NodeIndex>,
     count: usize,
     columns: Vec<Column>,
@@ -191,7 +192,8 @@ impl Cluster {
         if let Some(index) = self.indices.get(name) {
             return *index;
         }
-        let mut info = NodeInfo::new(name);
+        let name = NodeName::from(name);
+        let mut info = NodeInfo::new(name.clone());
         info.device_class_resources = self.devices.inventory.class_resources().clone();
         let index = match self.free.pop() {
             Some(index) => {
@@ -203,7 +205,7 @@ impl Cluster {
                 NodeIndex::try_from(self.infos.len() - 1).unwrap_or(NodeIndex::MAX)
             }
         };
-        self.indices.insert(name.to_string(), index);
+        self.indices.insert(name, index);
         index
     }
 
@@ -292,7 +294,7 @@ impl Cluster {
     }
 
     /// The pod that was assigned to the node.
-    pub fn remove_pod(&mut self, node: &str, uid: &str) -> Option<Arc<PodInfo>> {
+    pub fn remove_pod(&mut self, node: &NodeName, uid: &PodUid) -> Option<Arc<PodInfo>> {
         let index = self.index_of(node)?;
         let was = self.infos[index as usize].remove_pod(uid);
         if let Some(was) = &was {
@@ -312,7 +314,7 @@ impl Cluster {
     }
 
     /// Removes a nominated pod from a node and returns it.
-    pub fn end_nomination(&mut self, node: &str, uid: &str) -> Option<Arc<PodInfo>> {
+    pub fn end_nomination(&mut self, node: &NodeName, uid: &PodUid) -> Option<Arc<PodInfo>> {
         let index = self.index_of(node)?;
         let info = &mut self.infos[index as usize];
         let at = info.nominated.iter().position(|p| p.uid() == uid)?;

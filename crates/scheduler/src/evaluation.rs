@@ -22,6 +22,7 @@ use crate::profile::Profile;
 use crate::storage::Storage;
 use crate::verdict::{FEASIBLE, NO_NODE, StatusTable};
 use feasible_sums::{FeasibleSums, NOT_FEASIBLE};
+use knarr_apimachinery::ids::NodeName;
 pub use removal::{Removal, RemovedPod};
 
 /// How the pods of one other class affect the counts of PodTopologySpread and InterPodAffinity.
@@ -54,11 +55,11 @@ struct Columns {
 pub struct ClassState {
     pub class: Arc<PodClass>,
     /// `spec.nodeName` of its pods; such a state is not kept.
-    node_name: String,
+    node_name: NodeName,
     seen: u64,
     images_version: u64,
     nodes: usize,
-    named: Option<BTreeSet<String>>,
+    named: Option<BTreeSet<NodeName>>,
     statuses: StatusTable,
     storage: Option<Storage>,
     /// The verdicts of the filters that read one node only.
@@ -145,7 +146,7 @@ impl ClassState {
         })?;
         Ok(ClassState {
             class,
-            node_name: node_name.to_string(),
+            node_name: node_name.into(),
             seen: u64::MAX,
             images_version: 0,
             nodes: 0,
@@ -348,7 +349,7 @@ impl ClassState {
     }
 
     /// The node names that the pod's node affinity allows; `None`: all.
-    pub fn named(&self) -> Option<&BTreeSet<String>> {
+    pub fn named(&self) -> Option<&BTreeSet<NodeName>> {
         self.named.as_ref()
     }
 

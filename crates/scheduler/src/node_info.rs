@@ -6,6 +6,7 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::{Node, Taint};
 use knarr_api::Shared;
 use knarr_api::k8s_openapi;
+use knarr_apimachinery::ids::NodeName;
 
 use crate::pod_info::{HostPort, Labels, PodClass, PodInfo};
 use crate::resources::{NonZeroRequests, Resources};
@@ -22,7 +23,7 @@ pub struct Group {
 /// One node with the sums over its pods.
 #[derive(Clone, Debug, Default)]
 pub struct NodeInfo {
-    pub name: String,
+    pub name: NodeName,
     /// `None`: pods are assigned to a node name that has no Node object (any more).
     pub node: Option<Shared<Node>>,
     pub allocatable: Resources,
@@ -41,9 +42,9 @@ pub struct NodeInfo {
 }
 
 impl NodeInfo {
-    pub fn new(name: &str) -> Self {
+    pub fn new(name: impl Into<NodeName>) -> Self {
         NodeInfo {
-            name: name.to_string(),
+            name: name.into(),
             ..NodeInfo::default()
         }
     }

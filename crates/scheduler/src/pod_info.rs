@@ -14,6 +14,7 @@ use knarr_api::k8s_openapi;
 use knarr_api::kinds::node_selector::required_node_affinity;
 use knarr_api::kinds::pod::has_hard_budgets;
 use knarr_api::{ObjectKey, Shared};
+use knarr_apimachinery::ids::PodUid;
 use knarr_apimachinery::labels::{Selector, SelectorError};
 
 pub use knarr_api::kinds::pod::node_name;
@@ -250,6 +251,7 @@ fn with_tag(image: &str) -> String {
 #[derive(Clone, Debug)]
 pub struct PodInfo {
     pub pod: Shared<Pod>,
+    uid: PodUid,
     pub class: Arc<PodClass>,
     /// Set where the kubelet's status makes its requests differ from its class'.
     requests: Option<Arc<Requests>>,
@@ -260,8 +262,8 @@ impl PodInfo {
         ObjectKey::of(self.pod.object())
     }
 
-    pub fn uid(&self) -> &str {
-        self.pod.object().uid()
+    pub fn uid(&self) -> &PodUid {
+        &self.uid
     }
 
     pub fn priority(&self) -> i32 {
@@ -365,7 +367,7 @@ impl Classes {
     /// finding a class.
     pub fn info_after(&mut self, known: Option<&PodInfo>, pod: &Shared<Pod>) -> PodInfo {
         match known.filter(|known| known.uid() == pod.object().uid() && is_same_spec(&known.pod, pod)) {
-            Some(known) => with_requests(pod, known.class.clone()),
+            Some(known) => with_requests(pod, known.uid.clone(), known.class.clone()),
             None => self.info(pod),
         }
     }
@@ -387,7 +389,7 @@ impl Classes {
             self.by_key.insert(key, (id, Arc::downgrade(&class)));
             class
         });
-        with_requests(pod, class)
+        with_requests(pod, pod.object().uid().into(), class)
     }
 
     pub fn len(&self) -> usize {
@@ -418,11 +420,12 @@ impl Classes {
     }
 }
 
-fn with_requests(pod: &Shared<Pod>, class: Arc<PodClass>) -> PodInfo {
+fn with_requests(pod: &Shared<Pod>, uid: PodUid, class: Arc<PodClass>) -> PodInfo {
     let requests = (!node_name(pod).is_empty() && Requests::depends_on_status(pod))
         .then(|| Arc::new(Requests::of(pod, true)));
     PodInfo {
         pod: pod.clone(),
+        uid,
         class,
         requests,
     }

@@ -1,12 +1,14 @@
 //! What an assumed pod waits for before it is bound (PreBind): its volumes and the devices of its claims.
 
+use knarr_apimachinery::ids::NodeName;
+
 /// Why they will not be ready: the pod is scheduled again. Worded as kube-scheduler's plugins word it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PreBindError {
     #[error("pod does not exist any more")]
     PodGone,
     #[error("failed to get node {0:?}: node {0:?} not found")]
-    NodeGone(String),
+    NodeGone(NodeName),
     #[error("failed to check binding: could not find v1.PersistentVolume {0:?}")]
     VolumeGone(String),
     #[error("failed to check binding: could not find v1.PersistentVolumeClaim \"{0}\"")]
@@ -14,7 +16,7 @@ pub enum PreBindError {
     #[error("failed to check provisioning pvc: could not find v1.PersistentVolumeClaim \"{0}\"")]
     ProvisionedClaimGone(String),
     #[error("pv {volume:?} node affinity doesn't match node {node:?}: no matching NodeSelectorTerms")]
-    NodeAffinity { volume: String, node: String },
+    NodeAffinity { volume: String, node: NodeName },
     #[error("ClaimRef got reset for pv {0:?}")]
     ClaimRefReset(String),
     #[error("selectedNode annotation reset for PVC {0:?}")]

@@ -14,6 +14,7 @@ use k8s_openapi::api::resource::v1::ResourceClaim;
 use k8s_openapi::jiff::Timestamp;
 use knarr_api::k8s_openapi;
 use knarr_api::{ObjectKey, Shared};
+use knarr_apimachinery::ids::{NodeName, PodUid};
 
 use crate::budgets::BudgetName;
 use crate::cluster::Cluster;
@@ -35,7 +36,7 @@ use crate::storage::Storage;
 #[derive(Clone, Debug)]
 pub enum Decision {
     Node {
-        name: String,
+        name: NodeName,
         /// How many nodes were feasible, of those that were filtered.
         feasible: usize,
     },
@@ -47,7 +48,7 @@ pub enum Decision {
 pub enum Nomination {
     Keep,
     Clear,
-    Set(String),
+    Set(NodeName),
 }
 
 /// The result of an attempt, which the caller carries out.
@@ -57,7 +58,7 @@ pub enum Action {
     /// the pod; then call [`Scheduler::bound`] or [`Scheduler::binding_failed`].
     Bind {
         pod: Shared<Pod>,
-        node: String,
+        node: NodeName,
         volumes: Option<Arc<VolumesToBind>>,
         /// Claims of the pod: to be allocated and reserved for it, and ready, before it is bound.
         claims: Option<Arc<ClaimsToBind>>,
@@ -79,7 +80,7 @@ pub enum Action {
     Preempt {
         pod: Shared<Pod>,
         message: String,
-        node: String,
+        node: NodeName,
         victims: Vec<Shared<Pod>>,
         /// Pods of lower priority that were nominated to the node.
         cleared: Vec<Shared<Pod>>,
@@ -102,12 +103,12 @@ pub struct Explanation {
     /// PreFilter rejected the pod, before any node was filtered.
     pub rejection: Option<UnschedulableStatus>,
     /// The nodes that the pod's node affinity names; `None`: it names none.
-    pub named: Option<BTreeSet<String>>,
+    pub named: Option<BTreeSet<NodeName>>,
     /// For each node why it was rejected; `None`: it is feasible.
-    pub nodes: BTreeMap<String, Option<UnschedulableStatus>>,
+    pub nodes: BTreeMap<NodeName, Option<UnschedulableStatus>>,
     /// For each plugin that scores, the scores of the feasible nodes.
-    pub scores: BTreeMap<&'static str, BTreeMap<String, i64>>,
-    pub totals: BTreeMap<String, i64>,
+    pub scores: BTreeMap<&'static str, BTreeMap<NodeName, i64>>,
+    pub totals: BTreeMap<NodeName, i64>,
     pub diagnosis: Diagnosis,
     pub preemption: Option<Outcome>,
     /// The hard PodDisruptionBudgets because of which nodes are no candidates of preemption.
@@ -168,17 +169,17 @@ pub struct Scheduler {
     /// Pods with scheduling gates.
     gated: BTreeSet<ObjectKey>,
     /// The node of each assigned pod, by UID, assumed ones included.
-    assigned: BTreeMap<String, String>,
+    assigned: BTreeMap<PodUid, NodeName>,
     /// Of those, the ones whose binding is in progress.
-    assumed: BTreeSet<String>,
+    assumed: BTreeSet<PodUid>,
     /// Volumes that are reserved for assumed pods, by UID.
-    reserved: BTreeMap<String, Arc<VolumesToBind>>,
+    reserved: BTreeMap<PodUid, Arc<VolumesToBind>>,
     /// Allocations that are reserved for assumed pods, by UID.
-    reserved_claims: BTreeMap<String, Arc<ClaimsToBind>>,
+    reserved_claims: BTreeMap<PodUid, Arc<ClaimsToBind>>,
     /// The nominated node of pods, by UID.
-    nominated: BTreeMap<String, String>,
+    nominated: BTreeMap<PodUid, NodeName>,
     /// Pods whose victims are being evicted, by UID, and whether an event that may help them has happened since.
-    preempting: BTreeMap<String, bool>,
+    preempting: BTreeMap<PodUid, bool>,
     /// Unschedulable pods for which preemption would have violated hard budgets.
     held_by_budgets: BTreeSet<ObjectKey>,
     /// When the next cross-node preemption may happen.
@@ -301,14 +302,14 @@ impl Scheduler {
     pub fn volumes_bound(
         &self,
         pod: &Shared<Pod>,
-        node: &str,
+        node: &NodeName,
         volumes: &VolumesToBind,
     ) -> Result<bool, PreBindError> {
         if !self.assumed.contains(pod.object().uid()) {
             return Err(PreBindError::PodGone);
         }
         let info = self.cluster.get(node).filter(|info| info.node.is_some());
-        let info = info.ok_or_else(|| PreBindError::NodeGone(node.to_string()))?;
+        let info = info.ok_or_else(|| PreBindError::NodeGone(node.clone()))?;
         volumes.are_bound(self.cluster.volumes(), info)
     }
 
@@ -340,9 +341,9 @@ impl Scheduler {
         let profile = self.profile_of(&pod.pod).unwrap_or(0);
         let (diagnosis, candidate) = match self.attempt(profile, &pod) {
             (Decision::Node { name, .. }, _) => {
-                self.move_nomination(pod.uid(), &name, now);
+                self.move_nomination(pod.uid(), Some(&name), now);
                 self.assign(&name, &pod);
-                self.assumed.insert(pod.uid().to_string());
+                self.assumed.insert(pod.uid().clone());
                 self.assigned_pod_added(&pod, now);
                 let volumes = self.reserve_volumes(profile, &pod, &name);
                 let claims = self.reserve_claims(&pod, &name);
@@ -369,7 +370,7 @@ impl Scheduler {
         // Before the pod becomes unschedulable: an event that helps others does not help the pod itself.
         match &node {
             Some(node) => self.nominate(&pod, node, now),
-            None if clears => self.move_nomination(pod.uid(), "", now),
+            None if clears => self.move_nomination(pod.uid(), None, now),
             None => {}
         }
         let claim = diagnosis.deallocate.as_ref();
@@ -401,11 +402,11 @@ impl Scheduler {
         let lower = self.cluster.at(candidate.index).nominated.iter();
         let lower: Vec<Arc<PodInfo>> = lower.filter(|n| n.priority() < pod.priority()).cloned().collect();
         for pod in &lower {
-            self.move_nomination(pod.uid(), "", now);
+            self.move_nomination(pod.uid(), None, now);
             // It may fit another node now.
             self.queue.requeue_pod(&pod.key(), event::POD_UPDATE, now);
         }
-        self.preempting.insert(pod.uid().to_string(), false);
+        self.preempting.insert(pod.uid().clone(), false);
         Action::Preempt {
             message,
             node,
@@ -417,7 +418,12 @@ impl Scheduler {
     }
 
     /// Reserves volumes for the pod's claims that wait for their first consumer; `None`: there are none.
-    fn reserve_volumes(&mut self, profile: usize, pod: &PodInfo, node: &str) -> Option<Arc<VolumesToBind>> {
+    fn reserve_volumes(
+        &mut self,
+        profile: usize,
+        pod: &PodInfo,
+        node: &NodeName,
+    ) -> Option<Arc<VolumesToBind>> {
         pod.class.volumes.as_ref()?;
         let settings = self.profiles.get(profile)?.clone();
         let info = self.cluster.get(node)?;
@@ -430,7 +436,7 @@ impl Scheduler {
         to_bind.timeout = settings.bind_timeout;
         to_bind.reserve(self.cluster.volumes_mut(), node);
         let to_bind = Arc::new(to_bind);
-        self.reserved.insert(pod.uid().to_string(), to_bind.clone());
+        self.reserved.insert(pod.uid().clone(), to_bind.clone());
         Some(to_bind)
     }
 
@@ -443,19 +449,18 @@ impl Scheduler {
     }
 
     /// Reserves devices for the pod's claims; `None`: it has none.
-    fn reserve_claims(&mut self, pod: &PodInfo, node: &str) -> Option<Arc<ClaimsToBind>> {
+    fn reserve_claims(&mut self, pod: &PodInfo, node: &NodeName) -> Option<Arc<ClaimsToBind>> {
         // The node has just passed the filters, so the allocations are found again.
         let claims = PodClaims::new(self.cluster.devices(), pod).ok()??;
         let info = self.cluster.get(node)?;
         let found = claims.filter(self.cluster.devices(), info, self.now).ok()?;
         let extended = claims.extended(self.cluster.devices(), info).ok()?;
         let to_bind = Arc::new(claims.reserve(self.cluster.devices_mut(), found, extended));
-        self.reserved_claims
-            .insert(pod.uid().to_string(), to_bind.clone());
+        self.reserved_claims.insert(pod.uid().clone(), to_bind.clone());
         Some(to_bind)
     }
 
-    fn unreserve_claims(&mut self, uid: &str) {
+    fn unreserve_claims(&mut self, uid: &PodUid) {
         if let Some(reserved) = self.reserved_claims.remove(uid) {
             reserved.unreserve(self.cluster.devices_mut());
         }
@@ -468,7 +473,7 @@ impl Scheduler {
 
     /// The claim for the extended resources of a pod was created: the assumed allocation belongs to it now. `false`:
     /// the pod is not assumed any more.
-    pub fn extended_claim_created(&mut self, pod_uid: &str, claim: &Shared<ResourceClaim>) -> bool {
+    pub fn extended_claim_created(&mut self, pod_uid: &PodUid, claim: &Shared<ResourceClaim>) -> bool {
         let reserved = self.reserved_claims.get_mut(pod_uid);
         let Some((reserved, before)) = reserved.and_then(|reserved| {
             let (extended, _) = reserved.extended.as_ref()?;
@@ -511,7 +516,7 @@ impl Scheduler {
         Ok(true)
     }
 
-    fn unreserve_volumes(&mut self, uid: &str) {
+    fn unreserve_volumes(&mut self, uid: &PodUid) {
         if let Some(reserved) = self.reserved.remove(uid) {
             reserved.unreserve(self.cluster.volumes_mut());
         }
@@ -524,7 +529,7 @@ impl Scheduler {
             return;
         };
         if failed {
-            self.move_nomination(pod.object().uid(), "", now);
+            self.move_nomination(&PodUid::from(pod.object().uid()), None, now);
         }
         if failed || missed_event {
             let event = if failed {
@@ -554,7 +559,7 @@ impl Scheduler {
 
     /// The binding failed: its resources are free again and the pod is retried after its backoff.
     pub fn binding_failed(&mut self, pod: &Shared<Pod>, now: Timestamp) {
-        let uid = pod.object().uid();
+        let uid = &PodUid::from(pod.object().uid());
         self.unreserve_volumes(uid);
         self.unreserve_claims(uid);
         // If a watch has shown the pod bound (or deleted) in between, that is kept.

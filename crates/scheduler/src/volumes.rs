@@ -8,6 +8,7 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::api::storage::v1::{CSIDriver, CSINode, CSIStorageCapacity, StorageClass, VolumeAttachment};
 use knarr_api::{Object, Shared, k8s_openapi};
+use knarr_apimachinery::ids::NodeName;
 use knarr_apimachinery::quantity::Quantity;
 
 use crate::pod_info::PodClass;
@@ -122,17 +123,17 @@ pub struct Volumes {
     /// Names of volumes by their class.
     by_class: BTreeMap<String, BTreeSet<String>>,
     classes: BTreeMap<String, Shared<StorageClass>>,
-    nodes: BTreeMap<String, Shared<CSINode>>,
+    nodes: BTreeMap<NodeName, Shared<CSINode>>,
     drivers: BTreeMap<String, Shared<CSIDriver>>,
     capacities: BTreeMap<Name, Shared<CSIStorageCapacity>>,
     /// By node, then by name.
-    attachments: BTreeMap<String, BTreeMap<String, Shared<VolumeAttachment>>>,
+    attachments: BTreeMap<NodeName, BTreeMap<String, Shared<VolumeAttachment>>>,
     /// How many assigned pods use each claim.
     users: BTreeMap<Name, usize>,
     /// Volumes with an assumed claimRef.
     given: BTreeMap<String, ClaimRef>,
     /// Claims with an assumed selected node.
-    selected: BTreeMap<Name, String>,
+    selected: BTreeMap<Name, NodeName>,
     /// Incremented by every change.
     pub version: u64,
 }
@@ -183,7 +184,7 @@ impl Volumes {
             }
             Change::Node { before, after } => {
                 if let Some(of) = after.as_ref().or(before.as_ref()) {
-                    set(&mut self.nodes, of.object().name().to_string(), after.clone());
+                    set(&mut self.nodes, of.object().name().into(), after.clone());
                 }
             }
             Change::Driver { before, after } => {
@@ -198,12 +199,15 @@ impl Volumes {
             }
             Change::Attachment { before, after } => {
                 if let Some(was) = before
-                    && let Some(there) = self.attachments.get_mut(&was.spec.node_name)
+                    && let Some(there) = self.attachments.get_mut(was.spec.node_name.as_str())
                 {
                     there.remove(was.object().name());
                 }
                 if let Some(is) = after {
-                    let there = self.attachments.entry(is.spec.node_name.clone()).or_default();
+                    let there = self
+                        .attachments
+                        .entry(is.spec.node_name.as_str().into())
+                        .or_default();
                     there.insert(is.object().name().to_string(), is.clone());
                 }
             }
@@ -269,8 +273,8 @@ impl Volumes {
     }
 
     /// Assumes that the claim has this selected node.
-    pub fn assume_selected_node(&mut self, claim: Name, node: &str) {
-        self.selected.insert(claim, node.to_string());
+    pub fn assume_selected_node(&mut self, claim: Name, node: &NodeName) {
+        self.selected.insert(claim, node.clone());
         self.version += 1;
     }
 

@@ -21,6 +21,7 @@ use knarr_api::kinds::pod::is_terminal;
 use knarr_api::registry::Registered;
 use knarr_api::scale_down::Policy;
 use knarr_api::{Object, Shared, k8s_openapi};
+use knarr_apimachinery::ids::{NodeName, PodUid};
 use serde::Serialize;
 
 use crate::Scheduler;
@@ -36,7 +37,7 @@ const STEPS: usize = 2_000_000;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change {
     /// The node is cordoned and its pods are evicted, those of DaemonSets excepted.
-    Drain { node: String },
+    Drain { node: NodeName },
     /// All nodes of the zone are gone for good.
     LoseZone { zone: String },
     /// A workload is scaled to this many pods. `kind` is the owner of the pods or the owner of that (a Deployment).
@@ -54,7 +55,7 @@ pub enum Change {
     },
     /// Pods are evicted, by UID: those of a wave together, the next wave when the replacements of the wave before are
     /// scheduled. A UID that is named again means the pod's replacement.
-    Evict { waves: Vec<Vec<String>> },
+    Evict { waves: Vec<Vec<PodUid>> },
 }
 
 /// Why a change cannot be simulated.
@@ -74,15 +75,15 @@ pub struct Placement {
     /// `namespace/name`; for a pod that replaces another one, the name of that one.
     pub pod: String,
     /// The node of the pod (or of the one that it replaces) before.
-    pub from: Option<String>,
-    pub to: String,
+    pub from: Option<NodeName>,
+    pub to: NodeName,
 }
 
 /// A pod that is preempted by another of higher priority.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct Victim {
     pub pod: String,
-    pub node: String,
+    pub node: NodeName,
     /// The preemptor.
     pub by: String,
 }
@@ -111,15 +112,15 @@ pub struct WhatIf {
 pub struct Snapshot {
     scheduler: Scheduler,
     /// By uid.
-    pods: BTreeMap<String, Shared<Pod>>,
-    nodes: BTreeMap<String, Shared<Node>>,
+    pods: BTreeMap<PodUid, Shared<Pod>>,
+    nodes: BTreeMap<NodeName, Shared<Node>>,
     /// The owner of a ReplicaSet: by namespace and name.
     owners: BTreeMap<(String, String), OwnerReference>,
     /// The pod templates of workloads: by kind, namespace and name.
     templates: BTreeMap<(String, String, String), PodTemplateSpec>,
     classes: BTreeMap<String, Shared<PriorityClass>>,
     /// The name and node of what a pod replaces, by UID.
-    replaces: BTreeMap<String, (String, Option<String>)>,
+    replaces: BTreeMap<PodUid, (String, Option<NodeName>)>,
     made: u64,
     /// When the objects were read.
     taken: Timestamp,
@@ -128,7 +129,7 @@ pub struct Snapshot {
     scale_down_policy: Policy,
     policies: scale_down::Policies,
     result: WhatIf,
-    waiting: BTreeMap<String, String>,
+    waiting: BTreeMap<PodUid, String>,
 }
 
 /// The pod template of the object, if it is a workload.
@@ -213,7 +214,7 @@ impl Snapshot {
                 .topology_domains_changed(name, Some(object), self.now);
         } else if let Ok(node) = Shared::<Node>::new(object.clone()) {
             self.scheduler.node_changed(name, Some(node.clone()), self.now);
-            self.nodes.insert(name.to_string(), node);
+            self.nodes.insert(name.into(), node);
         } else if let Ok(class) = Shared::<PriorityClass>::new(object.clone()) {
             self.classes.insert(name.to_string(), class);
         } else if let Some(set) = object.get::<ReplicaSet>() {
@@ -264,7 +265,7 @@ impl Snapshot {
         // What would happen without the change is not a result of it.
         self.settle()?;
         self.result = WhatIf::default();
-        let waited: Vec<String> = self.waiting.keys().cloned().collect();
+        let waited: Vec<PodUid> = self.waiting.keys().cloned().collect();
         match change {
             Change::Drain { node } => self.drain(node)?,
             Change::LoseZone { zone } => self.lose_zone(zone)?,
@@ -302,7 +303,7 @@ impl Snapshot {
     }
 
     /// The name and node of what the pod replaces.
-    fn origin(&self, pod: &Shared<Pod>) -> (String, Option<String>) {
+    fn origin(&self, pod: &Shared<Pod>) -> (String, Option<NodeName>) {
         let replaced = self.replaces.get(pod.object().uid());
         replaced
             .cloned()
@@ -310,7 +311,7 @@ impl Snapshot {
     }
 
     fn add(&mut self, pod: Shared<Pod>) {
-        let old = self.pods.insert(pod.object().uid().to_string(), pod.clone());
+        let old = self.pods.insert(pod.object().uid().into(), pod.clone());
         self.scheduler.pod_changed(old.as_ref(), Some(&pod), self.now);
     }
 
@@ -337,16 +338,16 @@ impl Snapshot {
     }
 
     /// Removes a pod and lets its controller, if it has one, create it again. Returns the new pod's UID.
-    fn replace(&mut self, pod: &Shared<Pod>, why: &str) -> Option<String> {
+    fn replace(&mut self, pod: &Shared<Pod>, why: &str) -> Option<PodUid> {
         let (name, _) = self.origin(pod);
-        let from = Some(node_name(pod).to_string()).filter(|n| !n.is_empty());
+        let from = Some(node_name(pod)).filter(|n| !n.is_empty()).map(NodeName::from);
         self.remove(pod);
         let owner = controller(pod.metadata.owner_references.as_ref());
         let comes_back = owner.is_some_and(|o| o.kind != "DaemonSet");
         let made = if comes_back { self.like(pod, |_| {}) } else { None };
         match made {
             Some(made) => {
-                let uid = made.object().uid().to_string();
+                let uid = PodUid::from(made.object().uid());
                 self.replaces.insert(uid.clone(), (name, from));
                 self.add(made);
                 Some(uid)
@@ -392,7 +393,7 @@ impl Snapshot {
                     to: node.clone(),
                 });
                 let mut bound: Pod = (*pod).clone();
-                bound.spec.get_or_insert_default().node_name = Some(node);
+                bound.spec.get_or_insert_default().node_name = Some(node.into());
                 let bound = Object::from_typed(Pod::kind_of(), Box::new(bound));
                 self.scheduler.bound(&pod);
                 if let Ok(bound) = Shared::new(Arc::new(bound)) {
@@ -400,7 +401,7 @@ impl Snapshot {
                 }
             }
             Action::Report { pod, message, .. } => {
-                self.waiting.insert(pod.object().uid().to_string(), message);
+                self.waiting.insert(pod.object().uid().into(), message);
             }
             Action::Preempt {
                 pod,
@@ -410,10 +411,10 @@ impl Snapshot {
                 ..
             } => {
                 let by = self.origin(&pod).0;
-                self.waiting.insert(pod.object().uid().to_string(), message);
+                self.waiting.insert(pod.object().uid().into(), message);
                 // The nomination is kept under the pod's name, so the pod has to carry it in its status.
                 let mut nominated: Pod = (*pod).clone();
-                nominated.status.get_or_insert_default().nominated_node_name = Some(node.clone());
+                nominated.status.get_or_insert_default().nominated_node_name = Some(String::from(&node));
                 let nominated = Object::from_typed(Pod::kind_of(), Box::new(nominated));
                 if let Ok(nominated) = Shared::new(Arc::new(nominated)) {
                     self.add(nominated);
@@ -424,7 +425,7 @@ impl Snapshot {
                     let there = Some(node_name(&victim)).filter(|name| !name.is_empty());
                     self.result.victims.push(Victim {
                         pod: self.origin(&victim).0,
-                        node: there.unwrap_or(&node).to_string(),
+                        node: there.map_or_else(|| node.clone(), NodeName::from),
                         by: by.clone(),
                     });
                     self.replace(&victim, "it is preempted");

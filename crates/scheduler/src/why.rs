@@ -11,6 +11,7 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use knarr_api::kinds::pod::is_terminal;
 use knarr_api::registry::Registered;
 use knarr_api::{Object, Shared, k8s_openapi};
+use knarr_apimachinery::ids::NodeName;
 use serde::Serialize;
 
 use crate::Scheduler;
@@ -55,7 +56,7 @@ pub enum Verdict {
     /// The pod has terminated.
     Finished,
     /// It is bound to the node.
-    Bound { node: String },
+    Bound { node: NodeName },
     /// It has these scheduling gates.
     Gated { gates: Vec<String> },
     /// It names another scheduler.
@@ -72,14 +73,14 @@ pub struct RejectedNodes {
     pub plugin: &'static str,
     pub words: String,
     /// By name.
-    pub nodes: Vec<String>,
+    pub nodes: Vec<NodeName>,
 }
 
 /// A change that would make the pod schedulable, and the node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Suggestion {
     pub change: String,
-    pub node: String,
+    pub node: NodeName,
 }
 
 /// A change of the pod (or one that has the same effect for it).
@@ -118,7 +119,7 @@ pub fn why(scheduler: &mut Scheduler, pod: &Shared<Pod>) -> Why {
         return why;
     }
     if !node_name(pod).is_empty() {
-        let node = node_name(pod).to_string();
+        let node = node_name(pod).into();
         why.verdict = Verdict::Bound { node };
         return why;
     }
@@ -183,7 +184,7 @@ fn describe_outcome(scheduler: &Scheduler, outcome: &Outcome, budgets: &BTreeSet
 }
 
 fn grouped(scheduler: &Scheduler, pod: &PodInfo, found: &Explanation) -> Vec<RejectedNodes> {
-    let mut groups: BTreeMap<(&'static str, String), Vec<String>> = BTreeMap::new();
+    let mut groups: BTreeMap<(&'static str, String), Vec<NodeName>> = BTreeMap::new();
     for (name, rejection) in &found.nodes {
         let Some(rejection) = rejection else { continue };
         let node = scheduler.cluster().get(name);
@@ -399,7 +400,7 @@ fn changes(scheduler: &Scheduler, pod: &PodInfo, found: &Explanation, all: bool)
 }
 
 impl Change {
-    fn describe(&self, node: &str) -> String {
+    fn describe(&self, node: &NodeName) -> String {
         match self {
             Change::Uncordon => format!("uncordon {node}"),
             Change::Tolerate(taint) => format!("tolerate the taint {}", shown_taint(taint)),

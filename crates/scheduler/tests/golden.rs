@@ -12,6 +12,7 @@ use knarr_api::k8s_openapi::api::core::v1::{Pod, TopologySpreadConstraint};
 use knarr_api::k8s_openapi::jiff::Timestamp;
 use knarr_api::registry::Registered;
 use knarr_api::{Object, Shared};
+use knarr_apimachinery::ids::NodeName;
 use knarr_scheduler::plugins::default_preemption::Outcome;
 use knarr_scheduler::pod_info::SpreadConstraint;
 use knarr_scheduler::profile::SpreadArgs;
@@ -109,11 +110,11 @@ fn rejection(rejection: Option<&UnschedulableStatus>) -> Value {
 fn verdict(scheduler: &Scheduler, found: &Explanation) -> Value {
     let nodes = found.nodes.iter();
     let filter: Map<String, Value> = nodes
-        .map(|(name, r)| (name.clone(), rejection(r.as_ref())))
+        .map(|(name, r)| (name.to_string(), rejection(r.as_ref())))
         .collect();
     let best = found.totals.values().max();
     let best = found.totals.iter().filter(|(_, total)| Some(*total) == best);
-    let best: Vec<&String> = best.map(|(name, _)| name).collect();
+    let best: Vec<&NodeName> = best.map(|(name, _)| name).collect();
     let message = found.totals.is_empty().then(|| found.diagnosis.unschedulable());
     let name = |place| scheduler.cluster().at(place).name.clone();
     let preemption = found.preemption.as_ref().map(|outcome| match outcome {
@@ -130,7 +131,7 @@ fn verdict(scheduler: &Scheduler, found: &Explanation) -> Value {
                 })
                 .collect();
             candidates.sort_by_key(|c| c["node"].to_string());
-            let mut best: Vec<String> = outcome.best().iter().map(|c| name(c.index)).collect();
+            let mut best: Vec<NodeName> = outcome.best().iter().map(|c| name(c.index)).collect();
             best.sort();
             json!({"candidates": candidates, "best": best})
         }

@@ -296,7 +296,10 @@ fn candidates(budgets: &str, lows: &[Low], allowed: [i32; 3], cpu: u32) -> BTree
     };
     let names = all.iter().map(|c| {
         let victims = c.victims.iter().map(|v| v.pod.object().name().to_string());
-        (scheduler.cluster().at(c.index).name.clone(), victims.collect())
+        (
+            scheduler.cluster().at(c.index).name.to_string(),
+            victims.collect(),
+        )
     });
     names.collect()
 }

@@ -305,7 +305,7 @@ fn room(scheduler: &Scheduler, found: &Explanation) -> BTreeMap<String, (Vec<Str
     let best: Vec<_> = outcome.best().iter().map(|c| c.index).collect();
     let candidate = |c: &Candidate| {
         let victims = c.victims.iter().map(|v| v.uid().to_string()).collect();
-        let name = scheduler.cluster().at(c.index).name.clone();
+        let name = scheduler.cluster().at(c.index).name.to_string();
         (name, (victims, c.violations, best.contains(&c.index)))
     };
     all.iter().map(candidate).collect()

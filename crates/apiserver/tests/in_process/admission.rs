@@ -59,7 +59,7 @@ async fn policies_get_the_binding_of_a_component_and_may_change_it() {
         json!({}),
     )
     .await;
-    let denied = c.api.bind(&pod, "n1").await.unwrap_err();
+    let denied = c.api.bind(&pod, &"n1".into()).await.unwrap_err();
     assert!(denied.message().ends_with("denied request: not n1"), "{denied}");
     let mutation = "[JSONPatch{op: 'replace', path: '/target/name', value: 'n3'}]";
     let made = json!({"metadata": {"name": "to-n3"}, "spec": {
@@ -71,7 +71,7 @@ async fn policies_get_the_binding_of_a_component_and_may_change_it() {
     create(&c, &MUTATING_ADMISSION_POLICY_BINDING, made)
         .await
         .unwrap();
-    c.api.bind(&pod, "n1").await.unwrap();
+    c.api.bind(&pod, &"n1".into()).await.unwrap();
     let bound = c.api.get(&POD, "default", "p").await.unwrap();
     assert_eq!(bound.field("spec.nodeName").unwrap(), "n3");
 }

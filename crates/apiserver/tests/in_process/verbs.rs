@@ -161,7 +161,7 @@ async fn a2_a_component_in_this_process_is_asked_as_a_client_over_http_is() {
 async fn a2_a_binding_of_a_component_is_authorized_as_one_over_http() {
     let (_cluster, api, denier) = denied().await;
     let pod: Pod = serde_json::from_value(json!({"metadata": {"name": "x", "namespace": "a"}})).unwrap();
-    let error = api.bind(&pod, "n1").await.unwrap_err();
+    let error = api.bind(&pod, &"n1".into()).await.unwrap_err();
     assert_eq!(error.code(), 403);
     let expected = over_http(
         &Method::POST,

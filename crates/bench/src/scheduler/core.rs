@@ -51,7 +51,7 @@ fn drain(scheduler: &mut Scheduler, clock: &mut Timestamp) -> Result<usize> {
             Action::Bind { pod, node, .. } => {
                 scheduler.bound(&pod);
                 let mut object = Pod::clone(&pod);
-                object.spec.get_or_insert_default().node_name = Some(node);
+                object.spec.get_or_insert_default().node_name = Some(node.into());
                 let object = Object::from_typed(Pod::kind_of(), Box::new(object));
                 let now = Shared::new(Arc::new(object))?;
                 scheduler.pod_changed(Some(&pod), Some(&now), *clock);

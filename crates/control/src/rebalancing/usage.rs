@@ -47,7 +47,7 @@ fn parse(nodes: &[Value], pods: &[Value]) -> Usage {
     let name = |item: &Value, field: &str| item["metadata"][field].as_str().unwrap_or_default().to_string();
     let nodes = nodes
         .iter()
-        .filter_map(|node| Some((name(node, "name"), amounts(&node["usage"])?)));
+        .filter_map(|node| Some((name(node, "name").into(), amounts(&node["usage"])?)));
     let pods = pods.iter().filter_map(|pod| {
         let mut sum = Resources::default();
         for container in pod["containers"].as_array()? {

@@ -7,6 +7,7 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::resource::v1::{AllocationResult, ResourceClaim, ResourceClaimConsumerReference};
 use knarr_api::{Kind, k8s_openapi, registry};
+use knarr_apimachinery::ids::{NodeName, PodUid};
 use knarr_apimachinery::time::seconds;
 use knarr_client::{Caches, DeleteOptions, Error, EventType, Patch, Preconditions, Shared, TypedApi};
 use knarr_scheduler::dynamic_resources::claims::{Change, allocation};
@@ -84,7 +85,7 @@ impl Driver {
     pub(super) async fn bind_claims(
         &self,
         pod: &Shared<Pod>,
-        node: &str,
+        node: &NodeName,
         claims: &ClaimsToBind,
     ) -> Result<(), ClaimBindingError> {
         for (claim, new) in &claims.claims {
@@ -116,8 +117,8 @@ impl Driver {
             namespace: namespace.to_string(),
             source,
         })?;
-        let uid = pod.object().uid();
-        let is_on_its_way = self.scheduler.lock().extended_claim_created(uid, &made);
+        let uid = PodUid::from(pod.object().uid());
+        let is_on_its_way = self.scheduler.lock().extended_claim_created(&uid, &made);
         if !is_on_its_way {
             return Err(PreBindError::PodGone.into());
         }
@@ -236,7 +237,7 @@ impl Driver {
     async fn wait_for_devices(
         &self,
         pod: &Shared<Pod>,
-        node: &str,
+        node: &NodeName,
         claims: &ClaimsToBind,
     ) -> Result<(), ClaimBindingError> {
         let waits = |of: &AllocationResult| {
@@ -304,13 +305,13 @@ impl Driver {
             }
         }
         if claims.extended.is_some() {
-            let (namespace, uid) = (pod.object().namespace(), pod.object().uid());
+            let (namespace, uid) = (pod.object().namespace(), PodUid::from(pod.object().uid()));
             let made = self
                 .scheduler
                 .lock()
                 .cluster()
                 .devices()
-                .extended_claim(namespace, uid)
+                .extended_claim(namespace, &uid)
                 .cloned();
             if let Some(made) = made {
                 self.delete_extended_claim(made).await;
@@ -361,7 +362,7 @@ impl Driver {
 
     /// Other pods may then get the claim elsewhere. One for extended resources is created again.
     pub(super) async fn deallocate(&self, pod: &Shared<Pod>, claim: &Shared<ResourceClaim>) {
-        if is_for_extended_resources(claim, pod.object().uid()) {
+        if is_for_extended_resources(claim, &pod.object().uid().into()) {
             return self.delete_extended_claim(claim.clone()).await;
         }
         let mut changed: ResourceClaim = (**claim).clone();

@@ -8,6 +8,7 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::{ObjectReference, PersistentVolume, PersistentVolumeClaim, Pod};
 
 use knarr_api::{Kind, k8s_openapi, registry};
+use knarr_apimachinery::ids::NodeName;
 use knarr_client::events::reference;
 use knarr_client::{Caches, Error, Shared, TypedApi};
 use knarr_scheduler::plugins::volume_binding::VolumesToBind;
@@ -60,7 +61,7 @@ impl Driver {
     pub(super) async fn bind_volumes(
         &self,
         pod: &Shared<Pod>,
-        node: &str,
+        node: &NodeName,
         volumes: &VolumesToBind,
     ) -> Result<(), VolumeBindingError> {
         let written = self.write(node, volumes).await?;
@@ -72,7 +73,7 @@ impl Driver {
     async fn bound(
         &self,
         pod: &Shared<Pod>,
-        node: &str,
+        node: &NodeName,
         volumes: &VolumesToBind,
     ) -> Result<(), PreBindError> {
         loop {
@@ -88,7 +89,7 @@ impl Driver {
     }
 
     /// Each write fails if the object has changed since the decision.
-    async fn write(&self, node: &str, volumes: &VolumesToBind) -> Result<VolumesToBind, Error> {
+    async fn write(&self, node: &NodeName, volumes: &VolumesToBind) -> Result<VolumesToBind, Error> {
         let mut written = VolumesToBind {
             timeout: volumes.timeout,
             ..VolumesToBind::default()
@@ -104,7 +105,7 @@ impl Driver {
             let mut selected: PersistentVolumeClaim = (**claim).clone();
             let annotations = selected.metadata.annotations.get_or_insert_default();
             let was = annotations.insert(SELECTED_NODE.into(), node.into());
-            let claim = if was.as_deref() == Some(node) {
+            let claim = if was.as_deref() == Some(node.as_str()) {
                 claim.clone()
             } else {
                 self.api.update_as(selected).await?

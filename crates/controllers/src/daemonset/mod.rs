@@ -16,6 +16,7 @@ use knarr_api::k8s_openapi;
 use knarr_api::kinds::pod::is_terminal;
 use knarr_api::registry;
 use knarr_api::{Kind, ObjectKey, Shared};
+use knarr_apimachinery::ids::NodeName;
 
 use self::placement::Placement;
 use crate::action::{Action, Create, Delete, Report, reference};
@@ -114,17 +115,17 @@ impl Controller for DaemonSets {
             hash: &hash,
             nodes: nodes
                 .iter()
-                .map(|n| (n.object().name(), placement::placement(&pod_spec, n)))
+                .map(|n| (n.object().name().into(), placement::placement(&pod_spec, n)))
                 .collect(),
         };
-        let mut by_node: BTreeMap<String, Vec<&Shared<Pod>>> = BTreeMap::new();
+        let mut by_node: BTreeMap<NodeName, Vec<&Shared<Pod>>> = BTreeMap::new();
         for pod in &claimed.objects {
             // Its deletion waits only for a finalizer or for the kubelet.
             if is_terminal(pod) && pod::is_deleting(pod) {
                 continue;
             }
             if let Some(node) = placement::target_node(pod) {
-                by_node.entry(node.to_string()).or_default().push(pod);
+                by_node.entry(node.into()).or_default().push(pod);
             }
         }
         for pods in by_node.values_mut() {
@@ -206,7 +207,7 @@ struct SyncDaemonSet<'a> {
     /// The template's pod spec, with the tolerations of daemon pods.
     pod_spec: &'a PodSpec,
     hash: &'a str,
-    nodes: BTreeMap<&'a str, Placement>,
+    nodes: BTreeMap<NodeName, Placement>,
 }
 
 impl SyncDaemonSet<'_> {
@@ -227,15 +228,15 @@ impl SyncDaemonSet<'_> {
     }
 
     /// One pod on each node that should run one, none on the others.
-    fn manage(&self, by_node: &BTreeMap<String, Vec<&Shared<Pod>>>) -> Managed {
+    fn manage(&self, by_node: &BTreeMap<NodeName, Vec<&Shared<Pod>>>) -> Managed {
         let mut managed = Managed::default();
         let mut nodes_needing_pods = Vec::new();
         let mut pods_to_delete: Vec<&Shared<Pod>> = Vec::new();
         let mut events = Vec::new();
         for (node, placement) in &self.nodes {
-            let Some(pods) = by_node.get(*node) else {
+            let Some(pods) = by_node.get(node) else {
                 if placement.should_run {
-                    nodes_needing_pods.push(node.to_string());
+                    nodes_needing_pods.push(node.clone());
                 }
                 continue;
             };
@@ -270,7 +271,7 @@ impl SyncDaemonSet<'_> {
                 pods_to_delete.extend(running.into_iter().skip(1));
             } else if running.is_empty() {
                 if placement.should_run {
-                    nodes_needing_pods.push(node.to_string());
+                    nodes_needing_pods.push(node.clone());
                 }
             } else if running.len() > 1 {
                 self.surplus(&running, &mut pods_to_delete);
@@ -278,7 +279,7 @@ impl SyncDaemonSet<'_> {
         }
         // Its node was deleted before it was bound: no other component would delete the pod.
         for (node, pods) in by_node {
-            if !self.nodes.contains_key(node.as_str()) {
+            if !self.nodes.contains_key(node) {
                 pods_to_delete.extend(
                     pods.iter()
                         .filter(|p| pod::node_name(p).is_empty() && !pod::is_deleting(p)),
@@ -292,7 +293,7 @@ impl SyncDaemonSet<'_> {
         managed
     }
 
-    fn found(&self, how: &str, pod: &Shared<Pod>, node: &str, reason: &'static str) -> Action {
+    fn found(&self, how: &str, pod: &Shared<Pod>, node: &NodeName, reason: &'static str) -> Action {
         let (about, key) = (reference(self.set.object()), ObjectKey::of(pod.object()));
         if how == "failed" {
             let message = format!("Found failed daemon pod {key} on node {node}, will try to kill it");
@@ -325,7 +326,7 @@ impl SyncDaemonSet<'_> {
     fn sync_nodes(
         &self,
         mut pods_to_delete: Vec<&Shared<Pod>>,
-        mut nodes_needing_pods: Vec<String>,
+        mut nodes_needing_pods: Vec<NodeName>,
     ) -> Vec<Action> {
         pods_to_delete.truncate(BURST);
         nodes_needing_pods.truncate(BURST);
@@ -364,14 +365,14 @@ impl SyncDaemonSet<'_> {
         actions
     }
 
-    fn status(&self, by_node: &BTreeMap<String, Vec<&Shared<Pod>>>) -> DaemonSetStatus {
+    fn status(&self, by_node: &BTreeMap<NodeName, Vec<&Shared<Pod>>>) -> DaemonSetStatus {
         let mut status = DaemonSetStatus {
             observed_generation: self.set.metadata.generation,
             ..DaemonSetStatus::default()
         };
         let (mut updated, mut available) = (0, 0);
         for (node, placement) in &self.nodes {
-            let first = by_node.get(*node).and_then(|pods| pods.first());
+            let first = by_node.get(node).and_then(|pods| pods.first());
             if !placement.should_run {
                 status.number_misscheduled += i32::from(first.is_some());
                 continue;

@@ -7,6 +7,7 @@ use k8s_openapi::api::core::v1::{
 use knarr_api::Object;
 use knarr_api::k8s_openapi;
 use knarr_api::kinds::node_selector::{Selected, meets_required};
+use knarr_apimachinery::ids::NodeName;
 
 use crate::node::eviction::tolerates;
 use crate::pod;
@@ -113,7 +114,7 @@ pub fn target_node(pod: &Pod) -> Option<&str> {
 }
 
 /// The pod for one node. The scheduler binds it; its affinity allows this node only.
-pub fn new_pod(owner: &Object, set: &DaemonSet, spec: &PodSpec, hash: &str, node: &str) -> Option<Pod> {
+pub fn new_pod(owner: &Object, set: &DaemonSet, spec: &PodSpec, hash: &str, node: &NodeName) -> Option<Pod> {
     let template = &set.spec.as_ref()?.template;
     let mut pod = pod::from_template(owner, template);
     let labels = pod.metadata.labels.get_or_insert_default();

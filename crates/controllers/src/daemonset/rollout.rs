@@ -7,6 +7,7 @@ use k8s_openapi::api::apps::v1::DaemonSetSpec;
 use k8s_openapi::api::core::v1::Pod;
 use knarr_api::Shared;
 use knarr_api::k8s_openapi;
+use knarr_apimachinery::ids::NodeName;
 
 use super::SyncDaemonSet;
 use crate::deployment::rollout_bounds::scaled;
@@ -16,7 +17,7 @@ use crate::pod;
 #[derive(Default)]
 pub struct RolloutStep<'p> {
     pub pods_to_delete: Vec<&'p Shared<Pod>>,
-    pub nodes_needing_pods: Vec<String>,
+    pub nodes_needing_pods: Vec<NodeName>,
 }
 
 pub fn is_rolling(spec: &DaemonSetSpec) -> bool {
@@ -65,19 +66,19 @@ fn new_and_old_pod<'p>(
 
 pub fn rolling_update<'p>(
     sync: &SyncDaemonSet<'_>,
-    by_node: &BTreeMap<String, Vec<&'p Shared<Pod>>>,
+    by_node: &BTreeMap<NodeName, Vec<&'p Shared<Pod>>>,
 ) -> RolloutStep<'p> {
-    let desired: Vec<&str> = sync
+    let desired: Vec<NodeName> = sync
         .nodes
         .iter()
         .filter(|(_, p)| p.should_run)
-        .map(|(n, _)| *n)
+        .map(|(n, _)| n.clone())
         .collect();
     let nodes = crate::replicaset::count(desired.len());
     let surge = max_surge(sync.spec, nodes);
     let mut by_node = by_node.clone();
     for node in desired {
-        by_node.entry(node.to_string()).or_default();
+        by_node.entry(node).or_default();
     }
     if surge > 0 {
         update_with_max_surge(sync, &by_node, surge, nodes)
@@ -97,7 +98,7 @@ pub fn rolling_update<'p>(
 
 fn update_with_max_unavailable<'p>(
     sync: &SyncDaemonSet<'_>,
-    by_node: &BTreeMap<String, Vec<&'p Shared<Pod>>>,
+    by_node: &BTreeMap<NodeName, Vec<&'p Shared<Pod>>>,
     allowed: i32,
 ) -> RolloutStep<'p> {
     let mut unavailable = 0;
@@ -125,7 +126,7 @@ fn update_with_max_unavailable<'p>(
 
 fn update_with_max_surge<'p>(
     sync: &SyncDaemonSet<'_>,
-    by_node: &BTreeMap<String, Vec<&'p Shared<Pod>>>,
+    by_node: &BTreeMap<NodeName, Vec<&'p Shared<Pod>>>,
     max_surge: i32,
     desired: i32,
 ) -> RolloutStep<'p> {
@@ -140,7 +141,7 @@ fn update_with_max_surge<'p>(
         };
         available += i32::from(old.or(new).is_some_and(|p| sync.is_available(p)));
         let Some(old) = old else { continue };
-        let should_run = sync.nodes.get(node.as_str()).is_some_and(|p| p.should_run);
+        let should_run = sync.nodes.get(node).is_some_and(|p| p.should_run);
         match new {
             Some(new) if sync.is_available(new) => step.pods_to_delete.push(old),
             Some(_) => surge += 1,

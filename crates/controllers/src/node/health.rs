@@ -13,6 +13,7 @@ use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use knarr_api::k8s_openapi;
 use knarr_api::registry;
 use knarr_api::{Kind, Shared};
+use knarr_apimachinery::ids::NodeName;
 use knarr_apimachinery::time::seconds;
 
 use super::zones::{EvictionRates, NodeObservation, Zones};
@@ -47,9 +48,9 @@ struct NodeHealthData {
 /// See the module.
 pub struct NodeHealth {
     config: Lifecycle,
-    seen: BTreeMap<String, (NodeHealthData, Timestamp)>,
+    seen: BTreeMap<NodeName, (NodeHealthData, Timestamp)>,
     /// The nodes that events were recorded for: uid and name.
-    known: BTreeMap<String, String>,
+    known: BTreeMap<String, NodeName>,
     zones: Zones,
     /// Whether a node waits for its taint.
     waiting: bool,
@@ -177,11 +178,11 @@ impl NodeHealth {
 
     /// Events about nodes that were added or removed.
     fn record_events(&mut self, nodes: &[Shared<Node>]) -> Vec<Vec<Action>> {
-        let now: BTreeMap<String, String> = nodes
+        let now: BTreeMap<String, NodeName> = nodes
             .iter()
-            .map(|n| (n.object().uid().to_string(), n.object().name().to_string()))
+            .map(|n| (n.object().uid().to_string(), n.object().name().into()))
             .collect();
-        let event = |uid: &str, name: &str, reason: &'static str, message: String| {
+        let event = |uid: &str, name: &NodeName, reason: &'static str, message: String| {
             let about = ObjectReference {
                 kind: Some("Node".into()),
                 name: Some(name.into()),
@@ -230,7 +231,7 @@ impl NodeHealth {
         let moved = match self.seen.get(name) {
             Some((before, moved)) if *before == observed => *moved,
             _ => {
-                self.seen.insert(name.to_string(), (observed, now));
+                self.seen.insert(name.into(), (observed, now));
                 now
             }
         };

@@ -9,6 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::jiff::Timestamp;
 use knarr_api::k8s_openapi;
+use knarr_apimachinery::ids::NodeName;
 
 /// The burst of the token bucket.
 const BURST: f64 = 1.0;
@@ -109,7 +110,7 @@ pub struct NodeObservation<'a> {
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct EvictionDecision {
     /// The nodes, by name, that may be tainted now.
-    pub taint: BTreeSet<String>,
+    pub taint: BTreeSet<NodeName>,
     /// No node is ready: all NoExecute taints are removed, and no pod is evicted until a node is ready again.
     pub remove_all: bool,
     /// A node is ready again after all were lost: every node has its whole grace period again.
@@ -124,7 +125,7 @@ struct Zone {
     tokens: f64,
     filled: Option<Timestamp>,
     /// The nodes that have a token but not yet the taint.
-    granted: BTreeSet<String>,
+    granted: BTreeSet<NodeName>,
 }
 
 impl Zone {
@@ -231,8 +232,9 @@ impl Zones {
             };
             // After a failed write no second token is needed.
             if zone.granted.contains(name) || zone.take() {
-                zone.granted.insert(name.to_string());
-                decision.taint.insert(name.to_string());
+                let name = NodeName::from(name);
+                zone.granted.insert(name.clone());
+                decision.taint.insert(name);
             }
         }
         for zone in self.zones.values_mut() {
@@ -305,7 +307,7 @@ mod tests {
             })
             .collect();
         let decision = zones.sync(&observations, at(second));
-        let mut parts: Vec<String> = decision.taint.into_iter().collect();
+        let mut parts: Vec<String> = decision.taint.into_iter().map(String::from).collect();
         parts.extend(decision.remove_all.then(|| "remove_all".into()));
         parts.extend(decision.restart_grace.then(|| "restart_grace".into()));
         parts.join(" ")

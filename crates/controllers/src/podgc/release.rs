@@ -1,6 +1,7 @@
 //! The force-deletion of one pod, as an action.
 
 use knarr_api::ObjectKey;
+use knarr_apimachinery::ids::PodUid;
 
 /// The permission to force-delete one pod. Its fields are private to [`podgc`](crate::podgc), so only that module can create one:
 ///
@@ -11,7 +12,7 @@ use knarr_api::ObjectKey;
 #[derive(Debug)]
 pub struct Release {
     pub(super) key: ObjectKey,
-    pub(super) uid: String,
+    pub(super) uid: PodUid,
 }
 
 impl Release {
@@ -20,7 +21,7 @@ impl Release {
     }
 
     /// The uid of the pod that was decided on.
-    pub fn uid(&self) -> &str {
+    pub fn uid(&self) -> &PodUid {
         &self.uid
     }
 }

@@ -21,8 +21,13 @@ pub fn table(rows: &[Vec<String>]) -> String {
 }
 
 /// The first `most` names, and how many more there are.
-pub fn some(names: &[String], most: usize) -> String {
-    let shown = names.iter().take(most).cloned().collect::<Vec<_>>().join(", ");
+pub fn some<S: AsRef<str>>(names: &[S], most: usize) -> String {
+    let shown = names
+        .iter()
+        .take(most)
+        .map(S::as_ref)
+        .collect::<Vec<_>>()
+        .join(", ");
     match names.len().saturating_sub(most) {
         0 => shown,
         more => format!("{shown} and {more} more"),

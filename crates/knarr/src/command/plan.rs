@@ -1,5 +1,7 @@
 //! `knarr plan` (SPEC B3): what a controller of knarr would do, computed once and shown. Nothing is written.
 
+use knarr_apimachinery::ids::PodUid;
+
 mod output;
 mod policies;
 #[cfg(test)]
@@ -178,7 +180,7 @@ pub struct Evictions {
 
 impl Evictions {
     fn of(Planned { policy, plan }: Planned) -> Self {
-        let uids = |wave: &[Move]| -> Vec<String> { wave.iter().map(|step| step.pod.uid.clone()).collect() };
+        let uids = |wave: &[Move]| -> Vec<PodUid> { wave.iter().map(|step| step.pod.uid.clone()).collect() };
         let waves = plan.moves.chunk_by(|a, b| a.wave == b.wave).map(uids).collect();
         Evictions {
             change: Change::Evict { waves },

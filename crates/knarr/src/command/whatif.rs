@@ -149,7 +149,7 @@ async fn simulation(
             return rebalance(&choice, &common, config, kubeconfig_named).await;
         }
         WhatIfCommand::Drain { node, common } => {
-            let node = super::bare_name(&node, &["node", "nodes", "no"])?.to_string();
+            let node = super::bare_name(&node, &["node", "nodes", "no"])?.into();
             (Change::Drain { node }, common)
         }
         WhatIfCommand::LoseZone { zone, common } => (Change::LoseZone { zone }, common),

@@ -134,7 +134,7 @@ mod tests {
             rejected: vec![RejectedNodes {
                 plugin: "NodeResourcesFit",
                 words: "has left only 1 cpu of the 2 requested".into(),
-                nodes: (1..10).map(|n| format!("n{n}")).collect(),
+                nodes: (1..10).map(|n| format!("n{n}").into()).collect(),
             }],
             preemption: None,
             domains: Vec::new(),

@@ -277,8 +277,8 @@ fn planned(step: &Move, is_namespaced: bool) -> PlannedMove {
     PlannedMove {
         namespace: step.pod.namespace.clone(),
         pod: step.pod.name.clone(),
-        from: step.from.clone(),
-        to: step.to.clone().unwrap_or_default(),
+        from: step.from.to_string(),
+        to: step.to.clone().map(String::from).unwrap_or_default(),
         why,
     }
 }
@@ -323,9 +323,9 @@ impl State {
                 time: seconds(now),
                 namespace: step.pod.namespace.clone(),
                 pod: step.pod.name.clone(),
-                uid: step.pod.uid.clone(),
-                from: step.from.clone(),
-                to: step.to.clone().unwrap_or_default(),
+                uid: step.pod.uid.to_string(),
+                from: step.from.to_string(),
+                to: step.to.clone().map(String::from).unwrap_or_default(),
                 workload_kind: step.workload.kind.clone(),
                 workload_name: step.workload.name.clone(),
                 rule: step.rule.to_string(),
@@ -435,7 +435,7 @@ fn pod_reference(pod: &PodName) -> ObjectReference {
         kind: Some("Pod".into()),
         namespace: Some(pod.namespace.clone()),
         name: Some(pod.name.clone()),
-        uid: Some(pod.uid.clone()),
+        uid: Some(pod.uid.to_string()),
         ..ObjectReference::default()
     }
 }

@@ -13,6 +13,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use knarr_api::kinds::pod::is_terminal;
 use knarr_api::{Object, k8s_openapi};
+use knarr_apimachinery::ids::PodUid;
 use knarr_apimachinery::time::seconds;
 
 use super::kinds::RecentMove;
@@ -68,7 +69,7 @@ enum Desired {
 #[derive(Debug, Default)]
 pub(super) struct Workloads {
     pods: BTreeMap<Workload, Vec<PodState>>,
-    by_uid: BTreeMap<String, PodState>,
+    by_uid: BTreeMap<PodUid, PodState>,
     desired: BTreeMap<Workload, usize>,
 }
 
@@ -118,7 +119,7 @@ impl Workloads {
         for object in objects {
             let Some(pod) = object.get::<Pod>() else { continue };
             let state = PodState::of(pod);
-            all.by_uid.insert(object.uid().to_string(), state);
+            all.by_uid.insert(object.uid().into(), state);
             let Some(owner) = controller(pod.metadata.owner_references.as_ref()) else {
                 continue;
             };
@@ -159,7 +160,7 @@ impl Workloads {
 
     /// How far the move is; `moved` is how many pods of its workload are waited for.
     pub fn progress(&self, of: &RecentMove, moved: usize, now: Timestamp) -> Progress {
-        let victim = self.by_uid.get(&of.uid).filter(|pod| !pod.is_terminal);
+        let victim = self.by_uid.get(of.uid.as_str()).filter(|pod| !pod.is_terminal);
         if victim.is_some_and(|pod| pod.deleted.is_none()) {
             return if now.duration_since(of.time.0) > EVICTION_TIMEOUT {
                 Progress::NotEvicted

@@ -198,7 +198,7 @@ impl State {
     pub fn evictions(&self) -> Vec<Eviction> {
         let moves = self.status.recent_moves.iter().map(|recent| Eviction {
             at: recent.time.0,
-            node: recent.from.clone(),
+            node: recent.from.as_str().into(),
             workload: recent.workload(),
         });
         moves.collect()

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use knarr_api::Shared;
 use knarr_api::k8s_openapi::api::core::v1::Pod;
+use knarr_apimachinery::ids::NodeName;
 use knarr_scheduler::cluster::NodeIndex;
 use knarr_scheduler::plugins::node_affinity::meets_required;
 use knarr_scheduler::pod_info::{PodInfo, node_name};
@@ -129,7 +130,7 @@ impl Planner<'_> {
                     let violates = self.constraints_on(applying);
                     self.finished_not_moved.push(NotMoved {
                         pod: pod_name(pod),
-                        node: node_name(pod).to_string(),
+                        node: node_name(pod).into(),
                         violates,
                         reason,
                     });
@@ -150,7 +151,7 @@ impl Planner<'_> {
         if let Some(reason) = self.protector.never(pod) {
             return Err(reason);
         }
-        let node = node_name(pod).to_string();
+        let node = NodeName::from(node_name(pod));
         let index = self.simulation.cluster.index_of(&node);
         let selects = |selector: &knarr_apimachinery::labels::Selector| {
             index.is_some_and(|index| selector.matches(self.simulation.cluster.at(index).labels()))

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 
+use knarr_apimachinery::ids::{NodeName, PodUid};
 use knarr_scheduler::cluster::NodeIndex;
 use knarr_scheduler::pod_info::PodInfo;
 use knarr_scheduler::resources::Resources;
@@ -18,13 +19,13 @@ const PODS: &str = "pods";
 pub(crate) struct Measured {
     nodes: BTreeMap<NodeIndex, Resources>,
     /// By UID.
-    pods: BTreeMap<String, Resources>,
+    pods: BTreeMap<PodUid, Resources>,
 }
 
 impl Measured {
     pub fn new(snapshot: &Snapshot) -> Self {
         let Usage { nodes, pods } = &snapshot.usage;
-        let index = |name: &String| snapshot.cluster.index_of(name);
+        let index = |name: &NodeName| snapshot.cluster.index_of(name);
         let nodes = nodes.iter();
         let nodes = nodes.filter_map(|(name, usage)| Some((index(name)?, usage.clone())));
         let mut by_uid = BTreeMap::new();
@@ -34,7 +35,7 @@ impl Measured {
                     let object = pod.pod.object();
                     let key = (object.namespace().to_string(), object.name().to_string());
                     if let Some(usage) = pods.get(&key) {
-                        by_uid.insert(object.uid().to_string(), usage.clone());
+                        by_uid.insert(pod.uid().clone(), usage.clone());
                     }
                 }
             }

@@ -170,7 +170,7 @@ impl World {
     pub fn apply(&mut self, step: &Move, number: usize) {
         let found = self.pods.iter().find(|(_, pod)| {
             let uid = pod["metadata"]["uid"].as_str().unwrap();
-            uid == step.pod.uid || pod["metadata"]["replaces"] == step.pod.uid
+            uid == step.pod.uid || pod["metadata"]["replaces"] == step.pod.uid.as_str()
         });
         let name = found.expect("the pod of a move exists").0.clone();
         let mut pod = self.pods.remove(&name).unwrap();

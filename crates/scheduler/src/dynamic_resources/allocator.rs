@@ -16,6 +16,7 @@ use k8s_openapi::api::resource::v1::{
     AllocationResult, Device, DeviceToleration, ResourceClaim, ResourceSlice,
 };
 use knarr_api::k8s_openapi;
+use knarr_apimachinery::ids::NodeName;
 use knarr_cel::ExpressionError;
 use knarr_cel::device::MatchError;
 
@@ -67,7 +68,7 @@ pub enum AllocationError {
     #[error("invalid resource pools were encountered")]
     InvalidPools,
     #[error("node {0}: timed out trying to allocate devices")]
-    TimedOut(String),
+    TimedOut(NodeName),
 }
 
 /// A device that the search considers.

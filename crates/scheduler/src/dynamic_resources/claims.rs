@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use k8s_openapi::api::resource::v1::{AllocationResult, DeviceClass, ResourceClaim, ResourceSlice};
 use knarr_api::{Object, Shared, k8s_openapi};
+use knarr_apimachinery::ids::PodUid;
 
 use super::{AllocatedState, Inventory, extended};
 
@@ -155,7 +156,7 @@ impl Devices {
     }
 
     /// The claim that was created for the pod's extended resources.
-    pub fn extended_claim(&self, namespace: &str, pod_uid: &str) -> Option<&Shared<ResourceClaim>> {
+    pub fn extended_claim(&self, namespace: &str, pod_uid: &PodUid) -> Option<&Shared<ResourceClaim>> {
         let first = (namespace.to_string(), String::new());
         let here = self.claims.range(first..);
         let mut here = here

@@ -9,6 +9,7 @@ use k8s_openapi::api::resource::v1::{
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use knarr_api::k8s_openapi;
+use knarr_apimachinery::ids::PodUid;
 use knarr_apimachinery::quantity::Quantity;
 
 use super::Inventory;
@@ -17,13 +18,13 @@ use super::Inventory;
 pub const ANNOTATION: &str = "resource.kubernetes.io/extended-resource-claim";
 
 /// Whether the claim was created for the extended resources of this pod.
-pub fn is_for_extended_resources(claim: &ResourceClaim, pod_uid: &str) -> bool {
+pub fn is_for_extended_resources(claim: &ResourceClaim, pod_uid: &PodUid) -> bool {
     let mut owners = claim.metadata.owner_references.iter().flatten();
     let annotations = claim.metadata.annotations.as_ref();
     let is_annotated = annotations
         .and_then(|a| a.get(ANNOTATION))
         .is_some_and(|v| v == "true");
-    is_annotated && owners.any(|o| o.controller == Some(true) && o.uid == pod_uid)
+    is_annotated && owners.any(|o| o.controller == Some(true) && *pod_uid == o.uid)
 }
 
 /// What a pod needs on one node: a claim that is to be created, and which request is for which container.

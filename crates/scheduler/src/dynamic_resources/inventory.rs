@@ -7,6 +7,7 @@ use std::sync::Arc;
 use k8s_openapi::api::resource::v1::{DeviceClass, DeviceSelector, ResourceSlice};
 use knarr_api::kinds::pod::resources::DEVICE_CLASS_PREFIX;
 use knarr_api::{Shared, k8s_openapi};
+use knarr_apimachinery::ids::NodeName;
 use knarr_cel::ExpressionError;
 use knarr_cel::device::Selector;
 
@@ -21,7 +22,7 @@ const SELECTORS_MAX: usize = 4096;
 pub struct Inventory {
     pools: BTreeMap<PoolKey, PoolSlices>,
     /// Pools with slices for one node only, by that node's name.
-    of_node: BTreeMap<String, BTreeMap<PoolKey, usize>>,
+    of_node: BTreeMap<NodeName, BTreeMap<PoolKey, usize>>,
     /// Pools with slices that any node may use, or with counters.
     shared: BTreeMap<PoolKey, usize>,
     classes: BTreeMap<String, Shared<DeviceClass>>,
@@ -71,7 +72,7 @@ impl Inventory {
         let node = slice.spec.node_name.as_deref().filter(|n| !n.is_empty());
         let node = node.filter(|_| !has_counters(slice));
         let counts = match node {
-            Some(node) => self.of_node.entry(node.to_string()).or_default(),
+            Some(node) => self.of_node.entry(node.into()).or_default(),
             None => &mut self.shared,
         };
         let count = counts.entry(key.clone()).or_default();

@@ -8,6 +8,7 @@ use k8s_openapi::api::resource::v1::{AllocationResult, DeviceRequest, ResourceCl
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use knarr_api::kinds::pod::resources::is_dra_extended;
 use knarr_api::{Shared, k8s_openapi};
+use knarr_apimachinery::ids::PodUid;
 
 use super::{PluginError, UnschedulableStatus, node_affinity};
 use crate::dynamic_resources::claims::{Change, Devices, allocation};
@@ -37,7 +38,7 @@ pub struct ClaimsToBind {
 /// The claims of a pod, in their present state.
 #[derive(Debug)]
 pub struct PodClaims {
-    pod_uid: String,
+    pod_uid: PodUid,
     claims: Vec<Shared<ResourceClaim>>,
     extended: Option<Extended>,
 }
@@ -213,7 +214,7 @@ impl PodClaims {
                 }
             }
         }
-        let pod_uid = pod.uid().to_string();
+        let pod_uid = pod.uid().clone();
         let needs_none = claims.is_empty() && extended.is_none();
         Ok((!needs_none).then_some(PodClaims {
             pod_uid,
@@ -312,7 +313,7 @@ impl PodClaims {
             let users = status.and_then(|s| s.reserved_for.as_deref()).unwrap_or_default();
             match users {
                 [] => true,
-                [one] => one.uid == self.pod_uid,
+                [one] => self.pod_uid == one.uid,
                 _ => false,
             }
         });

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use k8s_openapi::api::core::v1::{NodeSelector, NodeSelectorTerm, PreferredSchedulingTerm};
 use knarr_api::k8s_openapi;
 use knarr_api::kinds::node_selector::{self, Selected};
+use knarr_apimachinery::ids::NodeName;
 
 use super::UnschedulableStatus;
 use crate::node_info::NodeInfo;
@@ -39,14 +40,14 @@ pub fn meets_required(pod: &PodClass, node: &NodeInfo) -> bool {
 }
 
 /// The nodes that the names in matchFields leave: `None` is all of them.
-pub fn named_nodes(pod: &PodClass) -> Option<BTreeSet<String>> {
+pub fn named_nodes(pod: &PodClass) -> Option<BTreeSet<NodeName>> {
     let selector = pod.required_node_affinity()?;
-    let mut all: Option<BTreeSet<String>> = None;
+    let mut all: Option<BTreeSet<NodeName>> = None;
     for term in &selector.node_selector_terms {
-        let mut named: Option<BTreeSet<String>> = None;
+        let mut named: Option<BTreeSet<NodeName>> = None;
         let fields = term.match_fields.iter().flatten();
         for field in fields.filter(|r| r.key == "metadata.name" && r.operator == "In") {
-            let values: BTreeSet<String> = field.values.iter().flatten().cloned().collect();
+            let values: BTreeSet<NodeName> = field.values.iter().flatten().map(NodeName::from).collect();
             named = Some(match named {
                 None => values,
                 Some(named) => named.intersection(&values).cloned().collect(),

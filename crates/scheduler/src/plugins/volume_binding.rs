@@ -10,6 +10,7 @@ use k8s_openapi::api::storage::v1::StorageClass;
 use k8s_openapi::jiff::SignedDuration;
 use knarr_api::Shared;
 use knarr_api::k8s_openapi;
+use knarr_apimachinery::ids::NodeName;
 use knarr_apimachinery::labels::{Selector, SelectorError};
 use knarr_apimachinery::quantity::Quantity;
 
@@ -464,7 +465,7 @@ impl VolumesToBind {
     }
 
     /// Assumes the bindings and provisionings (Reserve).
-    pub fn reserve(&self, volumes: &mut Volumes, node: &str) {
+    pub fn reserve(&self, volumes: &mut Volumes, node: &NodeName) {
         for (volume, claim) in &self.bindings {
             volumes.assume_claim_ref(volume.object().name(), ClaimRef::to(claim));
         }
@@ -529,7 +530,10 @@ impl VolumesToBind {
                 return Err(PreBindError::SelectedNodeReset(name.to_string()));
             };
             // A provisioner removes the annotation to report that it failed.
-            if annotations.get(volumes::SELECTED_NODE) != Some(&node.name) {
+            if annotations
+                .get(volumes::SELECTED_NODE)
+                .is_none_or(|selected| node.name != *selected)
+            {
                 return Err(PreBindError::ProvisioningFailed(name.to_string()));
             }
             if !volume_of(&now).is_empty() {

@@ -4,6 +4,7 @@
 
 use knarr_api::Shared;
 use knarr_api::k8s_openapi::api::core::v1::Pod;
+use knarr_apimachinery::ids::NodeName;
 
 use super::{Decision, Explanation, Scheduler};
 use crate::cluster::{Cluster, NodeIndex};
@@ -166,7 +167,7 @@ impl Scheduler {
 
     /// The node that the pod is nominated to: a decision made here is newer than its status.
     pub(super) fn own_nomination(&self, pod: &PodInfo) -> Option<NodeIndex> {
-        let known = self.nominated.get(pod.uid()).map(String::as_str);
+        let known = self.nominated.get(pod.uid()).map(NodeName::as_str);
         self.cluster.index_of(known.unwrap_or(pod.nominated_node_name()))
     }
 

@@ -9,6 +9,7 @@ use k8s_openapi::jiff::Timestamp;
 use knarr_api::k8s_openapi;
 use knarr_api::kinds::pod::{is_terminal, requests_cross_node_preemption};
 use knarr_api::{Object, ObjectKey, Shared};
+use knarr_apimachinery::ids::{NodeName, PodUid};
 
 use super::{Scheduler, profile_for};
 use crate::dynamic_resources::claims;
@@ -107,7 +108,7 @@ impl Scheduler {
             return self.pod_changed(None, Some(new), now);
         }
         let Some(pod) = new.or(old) else { return };
-        let uid = pod.object().uid().to_string();
+        let uid = PodUid::from(pod.object().uid());
         let key = ObjectKey::of(pod.object());
         if self.cluster.budgets().has_pending()
             && new.is_none_or(|new| new.object().metadata().deletion_timestamp.is_some())
@@ -118,16 +119,17 @@ impl Scheduler {
         let assigned_to = new
             .filter(|p| !is_terminal(p))
             .map(|p| node_name(p))
-            .filter(|n| !n.is_empty());
+            .filter(|n| !n.is_empty())
+            .map(NodeName::from);
         match (assigned_to, new) {
             (Some(node), Some(new)) => {
                 let known = self.known(&key, &uid);
-                self.dequeue(&key, &uid, node, now);
+                self.dequeue(&key, &uid, Some(&node), now);
                 let was_expected = self.assumed.remove(&uid);
                 self.reserved.remove(&uid);
                 self.reserved_claims.remove(&uid);
                 let info = Arc::new(self.classes.info_after(known.as_deref(), new));
-                let changed = self.assign(node, &info);
+                let changed = self.assign(&node, &info);
                 if changed && !was_expected {
                     self.assigned_pod_added(&info, now);
                 }
@@ -144,7 +146,7 @@ impl Scheduler {
                     if !self.gated.contains(&key) {
                         self.queue.count_gated();
                     }
-                    self.dequeue(&key, &uid, "", now);
+                    self.dequeue(&key, &uid, None, now);
                     self.gated.insert(key);
                     return;
                 }
@@ -185,13 +187,13 @@ impl Scheduler {
             }
             // A pod of another scheduler that is nominated to a node counts there.
             (None, Some(new)) if !is_terminal(new) && !nominated_node_name(new).is_empty() => {
-                let node = nominated_node_name(new);
-                self.dequeue(&key, &uid, node, now);
+                let node = NodeName::from(nominated_node_name(new));
+                self.dequeue(&key, &uid, Some(&node), now);
                 let info = Arc::new(self.classes.info(new));
                 self.follow_nomination(&info, "", now);
             }
             _ => {
-                self.dequeue(&key, &uid, "", now);
+                self.dequeue(&key, &uid, None, now);
                 self.assumed.remove(&uid);
                 self.unreserve_volumes(&uid);
                 self.unreserve_claims(&uid);
@@ -203,7 +205,7 @@ impl Scheduler {
     }
 
     /// The last version of the pod that was applied.
-    fn known(&self, key: &ObjectKey, uid: &str) -> Option<Arc<PodInfo>> {
+    fn known(&self, key: &ObjectKey, uid: &PodUid) -> Option<Arc<PodInfo>> {
         let waiting = self.queue.get(key).filter(|p| p.uid() == uid);
         let assigned = || {
             let node = self.cluster.get(self.assigned.get(uid)?)?;
@@ -212,8 +214,8 @@ impl Scheduler {
         waiting.or_else(assigned).cloned()
     }
 
-    /// Removes a pod from the queue. `node`: the node that it is assigned or nominated to now; else empty.
-    pub(super) fn dequeue(&mut self, key: &ObjectKey, uid: &str, node: &str, now: Timestamp) {
+    /// Removes a pod from the queue. `node`: the node that it is assigned or nominated to now.
+    pub(super) fn dequeue(&mut self, key: &ObjectKey, uid: &PodUid, node: Option<&NodeName>, now: Timestamp) {
         self.gated.remove(key);
         self.held_by_budgets.remove(key);
         if self.queue.get(key).is_some_and(|p| p.uid() == uid) {
@@ -225,32 +227,27 @@ impl Scheduler {
 
     /// Applies a pod's nomination from its status. One that was decided here and is not yet written is kept.
     pub(super) fn follow_nomination(&mut self, pod: &Arc<PodInfo>, before: &str, now: Timestamp) {
-        let named = pod.nominated_node_name().to_string();
-        let known = self.nominated.get(pod.uid()).cloned();
-        let node = if !named.is_empty() {
-            named
-        } else if before.is_empty() {
-            known.unwrap_or_default()
-        } else {
-            String::new()
+        let node = match pod.nominated_node_name() {
+            "" if before.is_empty() => self.nominated.get(pod.uid()).cloned(),
+            "" => None,
+            named => Some(NodeName::from(named)),
         };
-        if node.is_empty() {
-            self.move_nomination(pod.uid(), "", now);
-        } else {
-            self.nominate(pod, &node, now);
+        match node {
+            Some(node) => self.nominate(pod, &node, now),
+            None => self.move_nomination(pod.uid(), None, now),
         }
     }
 
-    pub(super) fn nominate(&mut self, pod: &Arc<PodInfo>, node: &str, now: Timestamp) {
-        self.move_nomination(pod.uid(), node, now);
+    pub(super) fn nominate(&mut self, pod: &Arc<PodInfo>, node: &NodeName, now: Timestamp) {
+        self.move_nomination(pod.uid(), Some(node), now);
         self.cluster.nominate(node, pod);
         self.queue.set_nominated(&pod.key(), true);
-        self.nominated.insert(pod.uid().to_string(), node.to_string());
+        self.nominated.insert(pod.uid().clone(), node.clone());
     }
 
-    /// Ends a nomination, because the pod is assigned to `to` (empty: to no node). What was kept free for it on
+    /// Ends a nomination, because the pod is assigned to `to` (`None`: to no node). What was kept free for it on
     /// another node is free for other pods.
-    pub(super) fn move_nomination(&mut self, uid: &str, to: &str, now: Timestamp) {
+    pub(super) fn move_nomination(&mut self, uid: &PodUid, to: Option<&NodeName>, now: Timestamp) {
         let Some(node) = self.nominated.remove(uid) else {
             return;
         };
@@ -258,25 +255,25 @@ impl Scheduler {
         if let Some(pod) = &pod {
             self.queue.set_nominated(&pod.key(), false);
         }
-        if let Some(pod) = pod.filter(|_| node != to) {
+        if let Some(pod) = pod.filter(|_| Some(&node) != to) {
             self.assigned_pod_deleted(&pod, now);
         }
     }
 
     /// Returns whether the pod was not assigned to this node before.
-    pub(super) fn assign(&mut self, node: &str, pod: &Arc<PodInfo>) -> bool {
-        let uid = pod.uid().to_string();
-        let was = self.assigned.get(&uid).cloned();
-        if was.as_deref().is_some_and(|was| was != node) {
-            self.unassign(&uid);
+    pub(super) fn assign(&mut self, node: &NodeName, pod: &Arc<PodInfo>) -> bool {
+        let uid = pod.uid();
+        let was = self.assigned.get(uid).cloned();
+        if was.as_ref().is_some_and(|was| was != node) {
+            self.unassign(uid);
         }
         self.cluster.add_pod(node, pod);
-        self.assigned.insert(uid, node.to_string());
-        was.as_deref() != Some(node)
+        self.assigned.insert(uid.clone(), node.clone());
+        was.as_ref() != Some(node)
     }
 
     /// Returns the pod, if it was assigned.
-    pub(super) fn unassign(&mut self, uid: &str) -> Option<Arc<PodInfo>> {
+    pub(super) fn unassign(&mut self, uid: &PodUid) -> Option<Arc<PodInfo>> {
         let node = self.assigned.remove(uid)?;
         self.cluster.remove_pod(&node, uid)
     }

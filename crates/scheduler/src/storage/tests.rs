@@ -139,7 +139,7 @@ impl World {
         match self.step() {
             None => "nothing".into(),
             Some(Action::Bind { node, volumes, .. }) => {
-                let mut words = vec![node.clone()];
+                let mut words = vec![node.to_string()];
                 for (volume, claim) in volumes.iter().flat_map(|v| &v.bindings) {
                     words.push(format!("{}={}", volume.object().name(), claim.object().name()));
                 }

@@ -456,7 +456,7 @@ fn feasible(scheduler: &mut Scheduler, pod: &Shared<Pod>) -> BTreeMap<String, bo
     let found = scheduler.explain(&info).nodes;
     found
         .into_iter()
-        .map(|(n, rejection)| (n, rejection.is_none()))
+        .map(|(n, rejection)| (n.into(), rejection.is_none()))
         .collect()
 }
 

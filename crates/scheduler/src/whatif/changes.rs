@@ -10,6 +10,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use knarr_api::kinds::pod::{HARD, PREEMPTION_BUDGETS, has_hard_budgets, is_terminal};
 use knarr_api::registry::Registered;
 use knarr_api::{Object, Shared, k8s_openapi};
+use knarr_apimachinery::ids::{NodeName, PodUid};
 
 use super::scale_down::Workload;
 use super::{Error, PodMessage, Snapshot, controller, full_name};
@@ -20,7 +21,7 @@ pub(super) const ZONE: &str = "topology.kubernetes.io/zone";
 const MIRROR: &str = "kubernetes.io/config.mirror";
 
 impl Snapshot {
-    pub(super) fn drain(&mut self, name: &str) -> Result<(), Error> {
+    pub(super) fn drain(&mut self, name: &NodeName) -> Result<(), Error> {
         let Some(node) = self.nodes.get(name) else {
             return Err(Error::NotFound(format!("node {name}")));
         };
@@ -56,7 +57,7 @@ impl Snapshot {
             labels.and_then(|l| l.get(ZONE)).map(String::as_str) == Some(zone)
         };
         let lost = self.nodes.values().filter(in_zone);
-        let lost: Vec<String> = lost.map(|n| n.object().name().to_string()).collect();
+        let lost: Vec<NodeName> = lost.map(|n| n.object().name().into()).collect();
         if lost.is_empty() {
             return Err(Error::NotFound(format!("node with {ZONE}={zone}")));
         }
@@ -72,8 +73,8 @@ impl Snapshot {
     }
 
     /// A pod that is not there any more is passed over: it was preempted, or the eviction would not find it.
-    pub(super) fn evict(&mut self, waves: &[Vec<String>]) -> Result<(), Error> {
-        let mut replacements: BTreeMap<&str, String> = BTreeMap::new();
+    pub(super) fn evict(&mut self, waves: &[Vec<PodUid>]) -> Result<(), Error> {
+        let mut replacements: BTreeMap<&str, PodUid> = BTreeMap::new();
         for wave in waves {
             for uid in wave {
                 let present = replacements.get(uid.as_str()).unwrap_or(uid);
@@ -142,8 +143,7 @@ impl Snapshot {
                 pod.metadata.name = Some(named.clone());
             });
             if let Some(made) = made {
-                self.replaces
-                    .insert(made.object().uid().to_string(), (shown, None));
+                self.replaces.insert(made.object().uid().into(), (shown, None));
                 self.add(made);
             }
         }
@@ -191,7 +191,9 @@ impl Snapshot {
             return Err(Error::NotFound(format!("priority class {class}")));
         };
         let pod = self.find(namespace, name)?;
-        let from = Some(node_name(&pod).to_string()).filter(|n| !n.is_empty());
+        let from = Some(node_name(&pod))
+            .filter(|n| !n.is_empty())
+            .map(NodeName::from);
         let made = self.like(&pod, |pod| {
             let spec = pod.spec.get_or_insert_default();
             spec.priority_class_name = Some(class.to_string());
@@ -202,7 +204,7 @@ impl Snapshot {
         self.remove(&pod);
         if let Some(made) = made {
             let origin = (full_name(pod.object()), from);
-            self.replaces.insert(made.object().uid().to_string(), origin);
+            self.replaces.insert(made.object().uid().into(), origin);
             self.add(made);
         }
         Ok(())

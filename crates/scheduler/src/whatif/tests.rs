@@ -355,7 +355,7 @@ fn b2_evictions_are_scheduled_wave_by_wave_and_finished_pods_are_deleted() {
     let waves = |waves: &[&[&str]]| Change::Evict {
         waves: waves
             .iter()
-            .map(|wave| wave.iter().map(|uid| uid.to_string()).collect())
+            .map(|wave| wave.iter().map(|uid| PodUid::from(*uid)).collect())
             .collect(),
     };
     let change = waves(&[&["first", "done"], &["bare", "gone-before"], &["first"]]);

@@ -263,7 +263,7 @@ mod tests {
             let mut scheduler = full();
             scheduler.pod_changed(None, Some(&pod(name, spec)), Timestamp::UNIX_EPOCH);
             let found = match scheduler.schedule_one(Timestamp::UNIX_EPOCH) {
-                Some(Action::Bind { node, .. }) => node,
+                Some(Action::Bind { node, .. }) => node.into(),
                 Some(Action::Preempt { node, .. }) => format!("{node} of others"),
                 Some(Action::Report { message, .. }) => message,
                 None => "nothing".into(),

@@ -318,7 +318,7 @@ impl Churn {
         }
         let mut used: BTreeMap<String, (i64, usize)> = BTreeMap::new();
         for (_, node) in scheduler.cluster().iter() {
-            let used = used.entry(node.name.clone()).or_default();
+            let used = used.entry(node.name.to_string()).or_default();
             *used = (node.requested.get("cpu"), node.pods().len());
             if used.0 > node.allocatable.get("cpu") || used.1 > 12 {
                 wrongs.push(format!("{} is over capacity: {used:?}", node.name));

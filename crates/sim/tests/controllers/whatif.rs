@@ -152,7 +152,9 @@ async fn b2_what_is_said_of_a_drain_a_lost_zone_and_a_scale_is_what_then_happens
         let zone = format!("z{}", churn.chance.below(2));
         let replicas = churn.chance.below(12);
         let change = match seed % 3 {
-            0 => Change::Drain { node: node.clone() },
+            0 => Change::Drain {
+                node: node.as_str().into(),
+            },
             1 => Change::LoseZone { zone: zone.clone() },
             _ => Change::Scale {
                 kind: "Deployment".into(),

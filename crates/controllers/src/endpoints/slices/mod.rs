@@ -6,6 +6,8 @@
 //! A terminating pod never becomes ready again. Where a slice has a pod as terminating and the caches do not, the slice was written
 //! by a controller with a newer cache (a former leader, or another control plane): before the pod is an endpoint again, it is read live.
 
+use knarr_apimachinery::ids::PodUid;
+
 mod hints;
 mod plan;
 #[cfg(test)]
@@ -313,7 +315,7 @@ fn returning_pods<'a>(
         let conditions = endpoint.conditions.as_ref();
         conditions.is_some_and(|c| c.terminating == Some(true))
     });
-    let terminating: BTreeSet<String> = terminating.map(|e| pod_uid(e).to_string()).collect();
+    let terminating: BTreeSet<PodUid> = terminating.map(|e| pod_uid(e).into()).collect();
     let is_returning =
         move |pod: &&Shared<Pod>| !pod::is_deleting(pod) && terminating.contains(pod.object().uid());
     pods.iter().filter(is_returning)

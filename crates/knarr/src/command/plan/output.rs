@@ -72,7 +72,7 @@ fn destination(step: &Move) -> String {
         return "<deleted>".into();
     };
     match step.equal_nodes.saturating_sub(1) {
-        0 => to.clone(),
+        0 => to.to_string(),
         others => format!("{to} or {others} equal"),
     }
 }
@@ -140,7 +140,7 @@ fn moves(plan: &Plan) -> Vec<Vec<String>> {
     let mut rows = heads(["WAVE", "POD", "FROM", "TO", "WHY"]);
     for step in &plan.moves {
         let wave = step.wave.to_string();
-        let (pod, from) = (step.pod.to_string(), step.from.clone());
+        let (pod, from) = (step.pod.to_string(), step.from.to_string());
         rows.push(vec![wave, pod, from, destination(step), why(step)]);
     }
     rows

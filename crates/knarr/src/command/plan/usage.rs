@@ -100,7 +100,9 @@ fn add(usage: &mut Usage, kind: &DocumentKind, document: &Value) -> Result<(), U
         containers,
     } = Metrics::deserialize(document)?;
     if *kind == NODE_METRICS {
-        usage.nodes.insert(name.clone(), resources(&name, &of_node)?);
+        usage
+            .nodes
+            .insert(name.as_str().into(), resources(&name, &of_node)?);
         return Ok(());
     }
     let mut sum = Resources::default();

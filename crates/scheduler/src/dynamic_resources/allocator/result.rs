@@ -169,7 +169,7 @@ fn node_selector(
             let this_node = NodeSelectorRequirement {
                 key: "metadata.name".into(),
                 operator: "In".into(),
-                values: Some(vec![node.name.clone()]),
+                values: Some(vec![node.name.to_string()]),
             };
             return Ok(Some(NodeSelector {
                 node_selector_terms: vec![NodeSelectorTerm {

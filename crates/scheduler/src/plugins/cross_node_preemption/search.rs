@@ -4,6 +4,8 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use knarr_apimachinery::ids::PodUid;
+
 use super::blocking::BlockingPods;
 use super::{Attempt, NoCandidate, OTHER_NODES_MAX, SETS_MAX, VICTIMS_MAX};
 use crate::cluster::NodeIndex;
@@ -82,7 +84,7 @@ impl<'a> Search<'a> {
 
     /// Tries the set, and the sets with more pods that the violated spread constraint names. `skipped`: pods that other
     /// branches have.
-    fn extend(&mut self, index: NodeIndex, removed: &mut Vec<RemovedPod>, skipped: &mut BTreeSet<String>) {
+    fn extend(&mut self, index: NodeIndex, removed: &mut Vec<RemovedPod>, skipped: &mut BTreeSet<PodUid>) {
         let others: BTreeSet<NodeIndex> = removed
             .iter()
             .map(|r| r.node)
@@ -132,7 +134,7 @@ impl<'a> Search<'a> {
             return self.failed(NoCandidate::NotEnough);
         };
         let counted = self.counted(constraint, domain);
-        let is_open = |named: &&RemovedPod, removed: &[RemovedPod], skipped: &BTreeSet<String>| {
+        let is_open = |named: &&RemovedPod, removed: &[RemovedPod], skipped: &BTreeSet<PodUid>| {
             let uid = named.pod.uid();
             !skipped.contains(uid) && removed.iter().all(|r| r.pod.uid() != uid)
         };
@@ -141,7 +143,7 @@ impl<'a> Search<'a> {
             return self.failed(NoCandidate::Priority);
         }
         // Each branch has one pod and none of those before it, so that no set is tried twice.
-        let mut here: Vec<String> = Vec::new();
+        let mut here: Vec<PodUid> = Vec::new();
         for (i, named) in open.iter().enumerate() {
             let Some(rest) = open.get(i..).filter(|rest| rest.len() >= excess) else {
                 break;
@@ -159,7 +161,7 @@ impl<'a> Search<'a> {
             removed.push((*named).clone());
             self.extend(index, removed, skipped);
             removed.pop();
-            let uid = named.pod.uid().to_string();
+            let uid = named.pod.uid().clone();
             skipped.insert(uid.clone());
             here.push(uid);
         }
@@ -181,7 +183,7 @@ impl<'a> Search<'a> {
             return self.failed(NoCandidate::NotEnough);
         }
         let mut victims: Vec<Arc<PodInfo>> = removed.iter().map(|r| r.pod.clone()).collect();
-        victims.sort_by_key(|p| (p.importance(), Reverse(p.uid().to_string())));
+        victims.sort_by_key(|p| (p.importance(), Reverse(p.uid().clone())));
         let bound = bound(violations, victims.iter());
         let candidate = Candidate {
             is_cross_node: true,

@@ -567,7 +567,7 @@ fn devices_for_extended_resources_are_free_again_when_binding_fails() {
         panic!("not placed");
     };
     let made = world.claim("made", "gpu", 1, json!({}));
-    assert!(world.scheduler.extended_claim_created("p", &made));
+    assert!(world.scheduler.extended_claim_created(&"p".into(), &made));
     asking(&mut world, "q", OF_CLASS);
     let message = world.step();
     assert!(
@@ -576,5 +576,5 @@ fn devices_for_extended_resources_are_free_again_when_binding_fails() {
     );
     world.scheduler.binding_failed(&pod, at(world.second));
     assert_eq!(world.step(), "p -> a: a-0");
-    assert!(!world.scheduler.extended_claim_created("gone", &made));
+    assert!(!world.scheduler.extended_claim_created(&"gone".into(), &made));
 }

@@ -66,7 +66,7 @@ fn takers(scheduler: &mut Scheduler, pod: Value) -> Vec<String> {
         .nodes
         .into_iter()
         .filter(|(_, rejection)| rejection.is_none());
-    takers.map(|(name, _)| name).collect()
+    takers.map(|(name, _)| name.to_string()).collect()
 }
 
 /// Three pods on four nodes of two zones.
@@ -210,7 +210,7 @@ fn d5_pods_on_a_node_without_the_key_do_not_count_and_it_gets_none() {
         rejection.as_deref(),
         Some("node(s) didn't match pod topology spread constraints (missing required label)")
     );
-    let takers: Vec<&String> = found.totals.keys().collect();
+    let takers: Vec<&str> = found.totals.keys().map(|name| name.as_str()).collect();
     assert_eq!(takers, ["node3", "node4"]);
 }
 

@@ -82,10 +82,11 @@ fn apply(items: &mut [Value], plan: &Plan) {
     for (n, step) in plan.moves.iter().enumerate() {
         let is = |item: &&mut Value| {
             let metadata = &item["metadata"];
-            metadata["uid"] == step.pod.uid || metadata["annotations"]["replaces"] == step.pod.uid
+            metadata["uid"] == step.pod.uid.as_str()
+                || metadata["annotations"]["replaces"] == step.pod.uid.as_str()
         };
         let pod = items.iter_mut().find(is).unwrap();
-        assert_eq!(pod["spec"]["nodeName"], step.from);
+        assert_eq!(pod["spec"]["nodeName"], step.from.as_str());
         pod["spec"]["nodeName"] = step.to.clone().unwrap().into();
         let name = format!("{}-{n}", step.workload.name);
         pod["metadata"]["annotations"] = json!({"replaces": step.pod.uid});
