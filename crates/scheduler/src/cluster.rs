@@ -3,6 +3,7 @@
 //! when the node changed.
 
 mod column;
+mod nominated_in_domains;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -22,6 +23,7 @@ use crate::pod_info::{Labels, OptionalSelector, PodClass, PodInfo};
 use crate::topology_domains::{DeclaredDomains, TopologyDomains};
 use crate::volumes::Volumes;
 pub use column::Column;
+pub use nominated_in_domains::{NominatedInDomains, NominatedPod};
 
 /// The index of a node in every column.
 pub type NodeIndex = u32;
@@ -92,6 +94,7 @@ pub struct Cluster {
     volumes: Volumes,
     /// Nodes with nominated pods.
     nominations: BTreeSet<NodeIndex>,
+    nominated_in_domains: NominatedInDomains,
 }
 
 impl Cluster {
@@ -125,6 +128,7 @@ impl Cluster {
             devices: Devices::default(),
             volumes: self.volumes.clone(),
             nominations: self.nominations.clone(),
+            nominated_in_domains: self.nominated_in_domains.clone(),
         }
     }
 
@@ -313,18 +317,31 @@ impl Cluster {
         self.changed(index);
     }
 
+    /// The same, and the pod keeps its place in topology domains (SPEC B5).
+    pub fn nominate_in_domains(&mut self, node: &str, pod: &Arc<PodInfo>) {
+        self.nominate(node, pod);
+        let index = self.entry(node);
+        self.nominated_in_domains.add(index, pod);
+    }
+
     /// Removes a nominated pod from a node and returns it.
     pub fn end_nomination(&mut self, node: &NodeName, uid: &PodUid) -> Option<Arc<PodInfo>> {
         let index = self.index_of(node)?;
         let info = &mut self.infos[index as usize];
         let at = info.nominated.iter().position(|p| p.uid() == uid)?;
         let was = info.nominated.remove(at);
+        self.nominated_in_domains.remove(uid);
         if info.nominated.is_empty() {
             self.nominations.remove(&index);
         }
         self.changed(index);
         self.tidy(index);
         Some(was)
+    }
+
+    /// Nominated pods that keep their place in topology domains.
+    pub fn nominated_in_domains(&self) -> &NominatedInDomains {
+        &self.nominated_in_domains
     }
 
     /// Nodes to which pods are nominated.

@@ -4,6 +4,7 @@
 
 mod feasible_sums;
 mod filters;
+mod nominated_in_domains;
 mod removal;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -70,6 +71,8 @@ pub struct ClassState {
     interactions: BTreeMap<ClassId, Option<Box<Interaction>>>,
     nothing: Interaction,
     pub(crate) candidates: Candidates,
+    /// By node index, where there are any: nodes on which a pod of the class would take the place of a nominated pod.
+    closed: Vec<bool>,
     pub(crate) last_used: u64,
 }
 
@@ -160,6 +163,7 @@ impl ClassState {
             interactions: BTreeMap::new(),
             nothing: Interaction::default(),
             candidates: Candidates::default(),
+            closed: Vec::new(),
             last_used: 0,
         })
     }
@@ -194,6 +198,7 @@ impl ClassState {
             }
         }
         self.seen = cluster.now();
+        self.add_interactions_in_domains(cluster);
         if self.images_version != cluster.images_version || self.nodes != cluster.len() {
             self.images_version = cluster.images_version;
             self.nodes = cluster.len();

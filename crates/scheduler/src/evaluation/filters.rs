@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 use std::sync::Arc;
 
+use super::nominated_in_domains::ChangedPod;
 use super::{ClassState, CycleState};
 use crate::cluster::{Cluster, NodeIndex};
 use crate::node_info::NodeInfo;
@@ -108,7 +109,8 @@ impl ClassState {
     }
 
     /// Runs all filters on a node, which may be a simulated one, with the nominated pods of equal or higher priority
-    /// and without them; both must pass (RunFilterPluginsWithNominatedPods in kube-scheduler).
+    /// and without them; both must pass (RunFilterPluginsWithNominatedPods in kube-scheduler). So must the pod next to what
+    /// pods keep that are nominated in topology domains (SPEC B5).
     pub fn filter_with_nominated_pods(
         &self,
         profile: &Profile,
@@ -131,7 +133,14 @@ impl ClassState {
             }
             self.filter_with_changes(profile, cluster, index, &with, &more)?;
         }
-        self.filter_with_changes(profile, cluster, index, node, pod_changes)
+        self.filter_with_changes(profile, cluster, index, node, pod_changes)?;
+        // Then what pods that are nominated to other nodes keep here.
+        let removed = pod_changes.iter().map(|(pod, count)| ChangedPod {
+            node: index,
+            pod,
+            count: *count,
+        });
+        self.filter_with_nominated_in_domains(profile, cluster, pod, index, removed)
     }
 
     /// Filters all nodes for a pod of the class; [`CycleState::collect`] then has the feasible ones. `own` is the
@@ -178,6 +187,7 @@ impl ClassState {
                     };
             }
         }
+        self.filter_all_with_nominated_in_domains(profile, cluster, pod, &mut cycle.verdicts);
     }
 
     /// Whether one node fits the pod.

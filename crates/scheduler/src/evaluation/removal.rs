@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use super::nominated_in_domains::ChangedPod;
 use super::{ClassState, Interaction};
 use crate::cluster::{Cluster, ColumnId, NodeIndex};
 use crate::plugins::{PodChange, UnschedulableStatus};
@@ -42,7 +43,13 @@ impl ClassState {
         if !nominated.is_empty() {
             self.filter_with(removal, &nominated)?;
         }
-        self.filter_with(removal, &[])
+        self.filter_with(removal, &[])?;
+        let removed = removal.removed.iter().map(|removed| ChangedPod {
+            node: removed.node,
+            pod: &removed.pod,
+            count: -1,
+        });
+        self.filter_with_nominated_in_domains(removal.profile, cluster, removal.pod, index, removed)
     }
 
     /// `nominated`: pods that are added to the node.

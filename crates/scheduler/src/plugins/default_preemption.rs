@@ -128,7 +128,8 @@ pub fn preempt(
         return Outcome::NotEligible(why);
     }
     let mut kept = std::mem::take(&mut state.candidates);
-    kept.catch_up(cluster, state.is_local());
+    let is_local = state.is_local() && !state.is_affected_by_nominated(profile, cluster);
+    kept.catch_up(cluster, is_local);
     let is_resolvable = |index| state.rejection(cycle, index).is_some_and(|r| r.resolvable);
     for index in std::mem::take(&mut kept.open) {
         let found = if own == Some(index) {

@@ -78,6 +78,12 @@ impl Interaction {
         self.adds.is_empty()
     }
 
+    /// The topology keys in whose domains one such pod may change which nodes are feasible.
+    pub fn filter_columns(&self) -> impl Iterator<Item = ColumnId> {
+        let filtering = self.adds.iter().filter(|(sum, ..)| *sum != Sum::Score);
+        filtering.map(|(_, column, _)| *column)
+    }
+
     /// The topology keys in whose domain one such pod excludes the class, by a required anti-affinity term of either.
     pub fn excludes(&self) -> impl Iterator<Item = ColumnId> {
         let excluding = self.adds.iter().filter(|(sum, ..)| is_anti(*sum));
@@ -152,6 +158,18 @@ impl InterPodAffinity {
     pub fn filters(&self) -> bool {
         self.filters
             && !(self.required.is_empty() && self.required_anti.is_empty() && self.existing.pairs == 0)
+    }
+
+    /// Whether the profile has the plugin's filter.
+    pub fn is_enabled(&self) -> bool {
+        self.filters
+    }
+
+    /// The topology keys on whose values the verdict on a node depends, with the present pods.
+    pub fn filter_columns(&self) -> impl Iterator<Item = ColumnId> {
+        let own = self.required.iter().chain(&self.required_anti);
+        let existing = self.existing.columns.iter().map(|(column, ..)| *column);
+        own.map(|(_, column)| *column).chain(existing)
     }
 
     pub fn scores(&self) -> bool {

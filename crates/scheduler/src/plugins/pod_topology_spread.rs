@@ -436,6 +436,17 @@ impl Spread {
         excess.collect()
     }
 
+    /// Whether a DoNotSchedule constraint counts such pods.
+    pub fn filters_for(&self, other: &Interaction) -> bool {
+        (0..self.hard).any(|constraint| other.counts_for(constraint))
+    }
+
+    /// The node's domain for each DoNotSchedule constraint; `None`: its pods do not count.
+    pub fn counted_domains(&self, index: NodeIndex) -> Vec<Option<u32>> {
+        let constraints = self.constraints.iter().take(self.hard);
+        constraints.map(|counted| counted.domain_of(index)).collect()
+    }
+
     /// The columns of the topology keys of the DoNotSchedule constraints.
     pub fn hard_columns(&self) -> impl Iterator<Item = ColumnId> {
         self.constraints[..self.hard].iter().map(|c| c.column)

@@ -9,6 +9,8 @@ use crate::volumes::{Volumes, is_exclusive};
 
 pub const NAME: &str = "VolumeRestrictions";
 
+const IN_USE: &str = "node(s) unavailable due to PersistentVolumeClaim with ReadWriteOncePod access mode already in-use by another pod";
+
 /// The volumes of a pod that it cannot share.
 #[derive(Debug, Default)]
 pub struct Restrictions {
@@ -75,10 +77,7 @@ impl Restrictions {
             .filter(|(pod, _)| pod.class.namespace() == namespace)
             .map(|(pod, one)| one * uses(&pod.class));
         if self.in_use + moved.sum::<i64>() > 0 {
-            return Err(UnschedulableStatus::unschedulable(
-                NAME,
-                "node(s) unavailable due to PersistentVolumeClaim with ReadWriteOncePod access mode already in-use by another pod",
-            ));
+            return Err(in_use());
         }
         Ok(())
     }
@@ -92,6 +91,27 @@ fn shares_disk(disks: &[Disk], other: &PodClass) -> bool {
     disks
         .iter()
         .any(|disk| volumes.disks.iter().any(|o| disk.conflicts(o)))
+}
+
+/// A claim with access mode ReadWriteOncePod is in use.
+pub fn in_use() -> UnschedulableStatus {
+    UnschedulableStatus::unschedulable(NAME, IN_USE)
+}
+
+/// Whether pods of the two classes use the same claim, with access mode ReadWriteOncePod.
+pub fn share_exclusive_claim(volumes: &Volumes, pod: &PodClass, other: &PodClass) -> bool {
+    let (Some(mine), Some(theirs)) = (&pod.volumes, &other.volumes) else {
+        return false;
+    };
+    let is_exclusive = |name: &str| {
+        volumes
+            .claim(pod.namespace(), name)
+            .is_some_and(|claim| is_exclusive(claim))
+    };
+    pod.namespace() == other.namespace()
+        && mine
+            .named()
+            .any(|name| theirs.named().any(|other| other == name) && is_exclusive(name))
 }
 
 /// Whether the deletion of a pod may help.

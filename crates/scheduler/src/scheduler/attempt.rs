@@ -7,7 +7,7 @@ use knarr_api::k8s_openapi::api::core::v1::Pod;
 use knarr_apimachinery::ids::NodeName;
 
 use super::{Decision, Explanation, Scheduler};
-use crate::cluster::{Cluster, NodeIndex};
+use crate::cluster::{Cluster, NodeIndex, NominatedPod};
 use crate::diagnosis::{Diagnosis, PostFilter};
 use crate::evaluation::{ClassState, CycleState, PluginScores};
 use crate::plugins::cross_node_preemption;
@@ -29,8 +29,45 @@ impl Scheduler {
         self.classes.info(pod)
     }
 
-    /// Takes the cached state of the pod's class out of the cache, updated to the present snapshot.
+    /// Takes the cached state of the pod's class out of the cache, updated to the present snapshot, with the nodes that
+    /// are closed for the pod.
     pub(super) fn state(&mut self, profile: usize, pod: &PodInfo) -> Result<Box<ClassState>, PreFilterError> {
+        let mut state = self.state_of_class(profile, pod)?;
+        state.set_closed(Vec::new());
+        if !self.cluster.nominated_in_domains().is_empty() {
+            state.set_closed(self.nodes_in_the_way_of_nominated(pod));
+        }
+        Ok(state)
+    }
+
+    /// The nodes on which the pod would violate the spread constraints of a pod that is nominated in topology domains, of
+    /// equal or higher priority (SPEC B5).
+    fn nodes_in_the_way_of_nominated(&mut self, pod: &PodInfo) -> Vec<bool> {
+        let nominated = self.cluster.nominated_in_domains().iter();
+        let ahead = |n: &&NominatedPod| n.pod.priority() >= pod.priority() && n.pod.uid() != pod.uid();
+        let nominated: Vec<NominatedPod> = nominated.filter(ahead).cloned().collect();
+        let mut all: Vec<bool> = Vec::new();
+        for NominatedPod { node, pod: other } in nominated {
+            if other.class.id == pod.class.id {
+                // The pod's own constraints, which count the nominated pod, say the same.
+                continue;
+            }
+            let profile = self.profile_of(&other.pod).unwrap_or(0);
+            // A pod whose own state has an error is not bound either: it keeps nothing.
+            let Ok(mut state) = self.state_of_class(profile, &other) else {
+                continue;
+            };
+            let closed = state.nodes_in_the_way(&mut self.cluster, node, &pod.class);
+            self.put_back(profile, &other, state);
+            all.resize(all.len().max(closed.len()), false);
+            for (all, closed) in all.iter_mut().zip(closed) {
+                *all |= closed;
+            }
+        }
+        all
+    }
+
+    fn state_of_class(&mut self, profile: usize, pod: &PodInfo) -> Result<Box<ClassState>, PreFilterError> {
         if self.related_objects_version != self.cluster.related_objects_version {
             self.related_objects_version = self.cluster.related_objects_version;
             self.states.clear();
@@ -133,6 +170,7 @@ impl Scheduler {
             return (node(&self.cluster, index, 1), None);
         }
         if own.is_none()
+            && !state.is_affected_by_nominated(&settings, &self.cluster)
             && let Some((index, feasible)) = state.best_by_sum(&settings, self.rotation)
         {
             self.rotation = self.rotation.wrapping_add(1);

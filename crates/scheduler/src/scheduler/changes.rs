@@ -15,7 +15,10 @@ use super::{Scheduler, profile_for};
 use crate::dynamic_resources::claims;
 use crate::event;
 use crate::node_info::NodeInfo;
-use crate::plugins::{dynamic_resources, inter_pod_affinity, node_resources_fit, pod_topology_spread};
+use crate::plugins::{
+    cross_node_preemption, dynamic_resources, inter_pod_affinity, node_resources_fit, pod_topology_spread,
+    volume_restrictions,
+};
 use crate::pod_info::{PodInfo, is_same_spec, node_name, nominated_node_name};
 use crate::queueing_hints as hints;
 use crate::topology_domains::TopologyDomains;
@@ -239,8 +242,22 @@ impl Scheduler {
     }
 
     pub(super) fn nominate(&mut self, pod: &Arc<PodInfo>, node: &NodeName, now: Timestamp) {
-        self.move_nomination(pod.uid(), Some(node), now);
-        self.cluster.nominate(node, pod);
+        if self.nominated.get(pod.uid()).is_some_and(|known| known == node) {
+            self.cluster.end_nomination(node, pod.uid());
+        } else {
+            self.move_nomination(pod.uid(), Some(node), now);
+        }
+        // Also one of preemption on its node, and one that was read from the status after a restart.
+        let keeps_domains = !pod.is_terminating()
+            && self
+                .profile_of(&pod.pod)
+                .and_then(|profile| self.profiles.get(profile))
+                .is_some_and(|profile| cross_node_preemption::is_requested(profile, pod));
+        if keeps_domains {
+            self.cluster.nominate_in_domains(node, pod);
+        } else {
+            self.cluster.nominate(node, pod);
+        }
         self.queue.set_nominated(&pod.key(), true);
         self.nominated.insert(pod.uid().clone(), node.clone());
     }
@@ -251,12 +268,33 @@ impl Scheduler {
         let Some(node) = self.nominated.remove(uid) else {
             return;
         };
+        let kept = self.cluster.nominated_in_domains().version();
         let pod = self.cluster.end_nomination(&node, uid);
         if let Some(pod) = &pod {
             self.queue.set_nominated(&pod.key(), false);
         }
         if let Some(pod) = pod.filter(|_| Some(&node) != to) {
             self.assigned_pod_deleted(&pod, now);
+        }
+        if self.cluster.nominated_in_domains().version() != kept {
+            self.requeue_pods_behind_nomination(now);
+        }
+    }
+
+    /// A pod is not nominated in topology domains any more: what its rules have closed is open, or is closed by a pod that
+    /// is assigned now.
+    fn requeue_pods_behind_nomination(&mut self, now: Timestamp) {
+        const PLUGINS: &[&str] = &[
+            pod_topology_spread::NAME,
+            inter_pod_affinity::NAME,
+            volume_restrictions::NAME,
+        ];
+        if self.queue.any_unschedulable_by(PLUGINS) {
+            self.queue.requeue_where(
+                |_| event::ASSIGNED_POD_DELETE,
+                now,
+                |plugin, _| PLUGINS.contains(&plugin),
+            );
         }
     }
 

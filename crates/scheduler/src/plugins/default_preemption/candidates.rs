@@ -53,6 +53,8 @@ impl Candidate {
 pub struct Candidates {
     seen: u64,
     budgets_version: u64,
+    /// Of the pods that are nominated in topology domains.
+    nominated_version: u64,
     pub(super) found: Vec<DryRunResult>,
     /// Nodes that changed since they were tried.
     pub(super) open: BTreeSet<NodeIndex>,
@@ -88,8 +90,10 @@ impl Candidates {
     pub(super) fn catch_up(&mut self, cluster: &Cluster, is_local: bool) {
         let slots = cluster.slots();
         let changes = cluster.changes_since(self.seen);
+        let is_same = self.budgets_version == cluster.budgets().version
+            && self.nominated_version == cluster.nominated_in_domains().version();
         match changes {
-            Some(changed) if is_local && self.budgets_version == cluster.budgets().version => {
+            Some(changed) if is_local && is_same => {
                 self.open.extend(changed);
                 let had = NodeIndex::try_from(self.found.len()).unwrap_or(NodeIndex::MAX);
                 self.open
@@ -104,6 +108,7 @@ impl Candidates {
         self.found.resize_with(slots, DryRunResult::default);
         self.seen = cluster.now();
         self.budgets_version = cluster.budgets().version;
+        self.nominated_version = cluster.nominated_in_domains().version();
     }
 
     pub(super) fn set(&mut self, index: NodeIndex, new: DryRunResult) {
