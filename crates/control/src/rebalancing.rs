@@ -13,6 +13,7 @@ mod usage;
 use std::sync::Arc;
 use std::time::Duration;
 
+use knarr_api::kinds::pod::surge_first::SURGE_FIRST;
 use knarr_api::{Kind, Object, registry};
 use knarr_client::{Api, Clock, Component, Error, EventRecorder, EventType, ObjectKey};
 use knarr_controllers::View;
@@ -275,7 +276,14 @@ impl Rebalancing {
     }
 }
 
+fn has_cause(error: &Error, reason: &str) -> bool {
+    let causes = error.status().details.as_ref().and_then(|d| d.causes.as_ref());
+    let mut causes = causes.into_iter().flatten();
+    causes.any(|cause| cause.reason.as_deref() == Some(reason))
+}
+
 fn outcome(error: &Error) -> Outcome {
+    let is_surge = has_cause(error, SURGE_FIRST);
     let causes = error.status().details.as_ref().and_then(|d| d.causes.as_ref());
     let causes = causes.into_iter().flatten().filter_map(|c| c.message.as_deref());
     // The cause names the PodDisruptionBudget.
@@ -285,8 +293,34 @@ fn outcome(error: &Error) -> Outcome {
     }
     match error.code() {
         404 | 409 => Outcome::Gone,
+        429 if is_surge => Outcome::SurgeFirst { message },
         429 => Outcome::DisruptionBudget { message },
         500.. => Outcome::Unknown { message },
         _ => Outcome::Rejected { message },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use knarr_api::k8s_openapi::apimachinery::pkg::apis::meta::v1::StatusCause;
+
+    use super::*;
+
+    #[test]
+    fn b3_b6_the_cause_says_whether_a_budget_or_surge_first_eviction_rejects() {
+        for (reason, expected) in [
+            ("DisruptionBudget", "disruption_budget"),
+            (SURGE_FIRST, "surge_first"),
+        ] {
+            let mut error = Error::too_many_requests("Cannot evict pod", 5);
+            error.status_mut().details.get_or_insert_default().causes = Some(vec![StatusCause {
+                reason: Some(reason.into()),
+                message: Some("why".into()),
+                ..StatusCause::default()
+            }]);
+            assert_eq!(outcome(&error).name(), expected);
+        }
+        let plain = outcome(&Error::too_many_requests("Too many requests", 1));
+        assert_eq!(plain.name(), "disruption_budget");
     }
 }

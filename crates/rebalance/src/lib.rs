@@ -15,7 +15,7 @@
 //! | | |
 //! |---|---|
 //! | policies: RebalancePolicy, the descheduler's DeschedulerPolicy | [`policy`] |
-//! | the snapshot that a plan is made from | [`snapshot`] |
+//! | the snapshot that a plan is made from; the workload of a pod | [`snapshot`], `workload.rs` |
 //! | the violations of all rules, kept up with each move | `rules/` |
 //! | where the scheduler would place a pod | `simulation.rs` |
 //! | pods that are never moved, and those that a policy protects | `protection.rs`, [`annotations`] |
@@ -43,5 +43,6 @@ mod rules;
 mod simulation;
 pub mod snapshot;
 mod table;
+mod workload;
 
 pub use planner::plan;

@@ -2,40 +2,26 @@
 //! shared with the caller's caches. The order of the objects does not matter.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
 use std::sync::Arc;
 
 use k8s_openapi::api::apps::v1::{ReplicaSet, StatefulSet};
 use k8s_openapi::api::core::v1::{Namespace, Node, Pod, ReplicationController, Service};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::api::scheduling::v1::PriorityClass;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use k8s_openapi::jiff::Timestamp;
 use knarr_api::kinds::pod::is_terminal;
 use knarr_api::{Object, Shared, k8s_openapi};
 use knarr_apimachinery::ids::NodeName;
 use knarr_apimachinery::labels::Selector;
+use knarr_scheduler::plugins::cross_node_preemption;
 use knarr_scheduler::pod_info::{Classes, Labels, node_name, nominated_node_name};
 use knarr_scheduler::resources::Resources;
 use knarr_scheduler::{Cluster, NodeInfo, Profile};
-use serde::Serialize;
 
 use crate::annotations::opt_in;
 use crate::reason::Reason;
-
-/// The owner of pods that users know: a ReplicaSet of a Deployment counts as the Deployment.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-pub struct Workload {
-    pub namespace: String,
-    pub kind: String,
-    pub name: String,
-}
-
-impl fmt::Display for Workload {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {}/{}", self.kind, self.namespace, self.name)
-    }
-}
+use crate::workload::Owners;
+pub use crate::workload::Workload;
 
 /// A pod that was moved earlier: it counts in the budgets for an hour.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -79,8 +65,7 @@ pub struct Snapshot {
     /// Failed and succeeded pods.
     pub(crate) finished: Vec<Shared<Pod>>,
     pub(crate) disruption_budgets: Vec<DisruptionBudget>,
-    /// The controllers of ReplicaSets, by namespace and name.
-    owners: BTreeMap<(String, String), OwnerReference>,
+    owners: Owners,
     /// Namespaces whose annotation says whether their pods may be moved.
     opted: BTreeMap<String, bool>,
     pub(crate) priority_classes: BTreeMap<String, i32>,
@@ -99,7 +84,7 @@ impl Snapshot {
             classes: Classes::default(),
             finished: Vec::new(),
             disruption_budgets: Vec::new(),
-            owners: BTreeMap::new(),
+            owners: Owners::default(),
             opted: BTreeMap::new(),
             priority_classes: BTreeMap::new(),
             usage: Usage::default(),
@@ -169,10 +154,7 @@ impl Snapshot {
             self.cluster.set_service(namespace, name, Some(of));
         } else if let Some(of) = object.get::<ReplicaSet>() {
             self.cluster.set_replica_set(namespace, name, Some(of));
-            if let Some(owner) = controller(of.metadata.owner_references.as_ref()) {
-                let key = (namespace.to_string(), name.to_string());
-                self.owners.insert(key, owner.clone());
-            }
+            self.owners.add(namespace, name, of);
         } else if let Some(of) = object.get::<StatefulSet>() {
             self.cluster.set_stateful_set(namespace, name, Some(of));
         } else if let Some(of) = object.get::<ReplicationController>() {
@@ -195,22 +177,20 @@ impl Snapshot {
         if !node.is_empty() {
             self.cluster.add_pod(node, &info);
         } else if !nominated.is_empty() {
-            self.cluster.nominate(nominated, &info);
+            let keeps_domains = self
+                .profile_of(&pod)
+                .is_some_and(|profile| cross_node_preemption::is_requested(profile, &info));
+            if keeps_domains {
+                self.cluster.nominate_in_domains(nominated, &info);
+            } else {
+                self.cluster.nominate(nominated, &info);
+            }
         }
     }
 
     /// `None`: the pod has no controller.
     pub(crate) fn workload(&self, pod: &Pod) -> Option<Workload> {
-        let owner = controller(pod.metadata.owner_references.as_ref())?;
-        let namespace = pod.metadata.namespace.clone().unwrap_or_default();
-        let key = (namespace, owner.name.clone());
-        let above = self.owners.get(&key).filter(|_| owner.kind == "ReplicaSet");
-        let owner = above.unwrap_or(owner);
-        Some(Workload {
-            namespace: key.0,
-            kind: owner.kind.clone(),
-            name: owner.name.clone(),
-        })
+        self.owners.workload(pod)
     }
 
     /// What the annotation of the pod's namespace says.
@@ -225,11 +205,6 @@ impl Snapshot {
         let name = name.unwrap_or(knarr_scheduler::profile::DEFAULT_SCHEDULER_NAME);
         self.profiles.iter().find(|p| p.scheduler_name == name)
     }
-}
-
-pub(crate) fn controller(references: Option<&Vec<OwnerReference>>) -> Option<&OwnerReference> {
-    let mut all = references.into_iter().flatten();
-    all.find(|owner| owner.controller == Some(true))
 }
 
 /// The kinds of the pod's owners.

@@ -293,6 +293,63 @@ fn b3_an_eviction_that_a_disruption_budget_rejects_waits_and_does_not_count() {
 }
 
 #[test]
+fn b3_b6_a_move_waits_until_surge_first_eviction_has_replaced_its_pod() {
+    let waits: fn(&str) -> Outcome = |_| Outcome::SurgeFirst {
+        message: "Cannot evict pod before it is replaced: replacement x is not Ready yet.".into(),
+    };
+    let counted = |story: &Story| {
+        let status = &story.policies[0].status;
+        (status.moves_last_hour, status.recent_moves.len())
+    };
+    let mut story = Story::new(crowded(&[("app", 4)]), vec![policy("p", json!({}))]);
+    story.outcome = waits;
+    assert_eq!(story.step(0), 0);
+    assert_eq!(story.condition("Progressing"), "True SurgeFirst");
+    assert!(
+        story
+            .message("Progressing")
+            .contains("replacement x is not Ready yet")
+    );
+    let pod = story.policies[0].status.recent_moves[0].pod.clone();
+    assert_eq!(counted(&story), (1, 1));
+    story.outcome = |_| Outcome::Evicted;
+    assert_eq!(story.step(2), 0, "not before the time of Retry-After");
+    story.outcome = waits;
+    for after in [4, 60, 60] {
+        assert_eq!(story.step(after), 0);
+        assert_eq!(story.condition("Progressing"), "True SurgeFirst");
+        assert_eq!(counted(&story), (1, 1), "it is counted once");
+    }
+    story.outcome = |_| Outcome::Evicted;
+    assert_eq!(story.step(6), 1);
+    assert_eq!(
+        story.evicted,
+        [format!("p {pod}")],
+        "the same pod, without a new plan"
+    );
+    assert_eq!(counted(&story), (1, 1));
+    assert!(!story.policies[0].status.recent_moves[0].surging);
+}
+
+#[test]
+fn b3_b6_a_pod_that_is_not_replaced_in_time_stops_the_policy_and_stays() {
+    let mut story = Story::new(crowded(&[("app", 4)]), vec![policy("p", json!({}))]);
+    story.outcome = |_| Outcome::SurgeFirst {
+        message: "Cannot evict pod before it is replaced: exceeded quota.".into(),
+    };
+    assert_eq!(story.step(0), 0);
+    assert_eq!(story.step(530), 0);
+    assert_eq!(story.condition("Degraded"), "False AsExpected");
+    // After 10 minutes the API server would evict it without a replacement.
+    story.outcome = |_| Outcome::Evicted;
+    for after in [30, 60, 600] {
+        assert_eq!(story.step(after), 0);
+        assert_eq!(story.condition("Degraded"), "True ReplacementNotReady");
+    }
+    assert_eq!(story.evicted.len(), 0);
+}
+
+#[test]
 fn b3_pods_whose_disruption_budget_allows_no_disruption_are_not_tried() {
     let mut world = crowded(&[("app", 4)]);
     world.disruption_budget("b", "app", 0);

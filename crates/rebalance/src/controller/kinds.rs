@@ -95,6 +95,9 @@ pub struct RecentMove {
     pub pods_before: usize,
     /// How many of them were Ready.
     pub ready_before: usize,
+    /// Whether its eviction was requested and waits until it is replaced (surge-first eviction).
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub surging: bool,
     /// Whether the replacement is Ready, or no longer waited for.
     pub replaced: bool,
 }

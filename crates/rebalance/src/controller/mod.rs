@@ -15,6 +15,7 @@ pub mod kinds;
 mod replacements;
 pub mod schema;
 mod state;
+mod surge;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -33,6 +34,7 @@ use kinds::{PlannedMove, RebalancePolicy, RecentMove};
 use replacements::Workloads;
 use schema::{HELD_WORKLOADS_MAX, PLANNED_MOVES_MAX, RECENT_MOVES_MAX};
 use state::{RETRY, State, held_by_others, read};
+use surge::SURGE_RETRY;
 
 /// The time between two steps when nothing is moved.
 pub const PERIOD: SignedDuration = SignedDuration::from_secs(30);
@@ -103,6 +105,10 @@ pub enum Outcome {
     DisruptionBudget {
         message: String,
     },
+    /// 429: surge-first eviction waits until the pod is replaced (SPEC B6).
+    SurgeFirst {
+        message: String,
+    },
     Rejected {
         message: String,
     },
@@ -119,6 +125,7 @@ impl Outcome {
             Outcome::Evicted => "evicted",
             Outcome::Gone => "gone",
             Outcome::DisruptionBudget { .. } => "disruption_budget",
+            Outcome::SurgeFirst { .. } => "surge_first",
             Outcome::Rejected { .. } => "rejected",
             Outcome::Unknown { .. } => "unknown",
         }
@@ -142,16 +149,37 @@ pub fn needs_usage(policies: &[RebalancePolicy]) -> bool {
     accepted.any(measures)
 }
 
+/// Whether a policy moves pods, or waits for moves. Policies that only show plans do not read all pods for that.
+fn needs_workloads(policies: &[RebalancePolicy]) -> bool {
+    policies.iter().any(|policy| {
+        let is_waiting = policy.status.recent_moves.iter().any(|recent| !recent.replaced);
+        is_waiting || read(policy).is_ok_and(|spec| !spec.dry_run)
+    })
+}
+
 /// See the module.
 pub fn step(input: Input<'_>) -> Step {
     let mut step = Step {
         next: PERIOD,
         ..Step::default()
     };
-    let workloads = Workloads::of(input.objects);
+    let workloads = if needs_workloads(input.policies) {
+        Workloads::of(input.objects)
+    } else {
+        Workloads::default()
+    };
     let mut states = State::all(input.policies, &workloads, input.now);
     let mut snapshot: Option<Snapshot> = None;
     for at in 0..states.len() {
+        if step.wave.is_none()
+            && let Some(state) = states.get(at)
+        {
+            let evictions = state.requests_again(&workloads, input.now);
+            step.wave = (!evictions.is_empty()).then(|| Wave {
+                policy: state.policy.clone(),
+                evictions,
+            });
+        }
         let Some(policy) = states.get_mut(at).and_then(|state| state.due(input.now)) else {
             continue;
         };
@@ -230,12 +258,22 @@ pub fn record_results(
 ) -> Option<RebalancePolicy> {
     let mut new = policy.clone();
     let mut rejected: Option<Finding> = None;
+    let mut surging: Option<Finding> = None;
     let is_progressing = results.iter().any(|result| result.outcome == Outcome::Evicted);
     for result in results {
         let pod = &result.pod;
         let mut drop_record = || new.status.recent_moves.retain(|recent| recent.uid != pod.uid);
         let failed = match &result.outcome {
-            Outcome::Evicted => continue,
+            Outcome::Evicted => {
+                set_surging(&mut new, pod, false);
+                continue;
+            }
+            Outcome::SurgeFirst { message } => {
+                set_surging(&mut new, pod, true);
+                let message = format!("pod {pod}: {message}");
+                surging.get_or_insert(Finding::new(true, "SurgeFirst", message));
+                continue;
+            }
             Outcome::Gone => {
                 drop_record();
                 continue;
@@ -255,12 +293,21 @@ pub fn record_results(
         rejected.get_or_insert(Finding::new(is_progressing, reason, message));
     }
     new.status.moves_last_hour = new.status.recent_moves.len();
-    if let Some(finding) = rejected {
-        new.status.retry_time = now.checked_add(RETRY).ok().map(seconds);
+    let rejected = rejected.map(|finding| (finding, RETRY));
+    let surging = surging.map(|finding| (finding, SURGE_RETRY));
+    if let Some((finding, wait)) = rejected.or(surging) {
+        new.status.retry_time = now.checked_add(wait).ok().map(seconds);
         let generation = policy.metadata.generation;
         conditions::set(&mut new.status.conditions, PROGRESSING, &finding, generation, now);
     }
     (new != *policy).then_some(new)
+}
+
+fn set_surging(policy: &mut RebalancePolicy, pod: &PodName, surging: bool) {
+    let moves = policy.status.recent_moves.iter_mut();
+    for recent in moves.filter(|recent| recent.uid == pod.uid) {
+        recent.surging = surging;
+    }
 }
 
 /// The move as the status shows it. A namespaced policy's says nothing of rules that name other namespaces' pods.
@@ -332,6 +379,7 @@ impl State {
                 planned: planned.get(&(&step.workload, step.rule)).copied().unwrap_or(1),
                 pods_before,
                 ready_before,
+                surging: false,
                 // The controller of a finished pod has replaced it already.
                 replaced: step.to.is_none(),
             });

@@ -9,7 +9,6 @@ use std::sync::Arc;
 
 use k8s_openapi::api::apps::v1::{ReplicaSet, StatefulSet};
 use k8s_openapi::api::core::v1::{Pod, ReplicationController};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use knarr_api::kinds::pod::is_terminal;
 use knarr_api::{Object, k8s_openapi};
@@ -17,12 +16,16 @@ use knarr_apimachinery::ids::PodUid;
 use knarr_apimachinery::time::seconds;
 
 use super::kinds::RecentMove;
-use crate::snapshot::{Workload, controller};
+use crate::workload::{Owners, Workload};
 
 /// How long a replacement may take until it is Ready, once the evicted pod has terminated.
 const REPLACEMENT_TIMEOUT: SignedDuration = SignedDuration::from_mins(10);
 /// A pod that is not terminating so long after its eviction was recorded was not evicted: the controller was stopped in between.
 const EVICTION_TIMEOUT: SignedDuration = SignedDuration::from_mins(1);
+
+/// How long the surge-first eviction of a pod is requested. Less than the 10 minutes after which the API server would evict it
+/// without a replacement.
+const SURGE_TIMEOUT: SignedDuration = SignedDuration::from_mins(9);
 
 /// What is known of a pod.
 #[derive(Clone, Copy, Debug)]
@@ -87,7 +90,7 @@ pub(super) enum Progress {
 impl Workloads {
     pub fn of(objects: &[Arc<Object>]) -> Self {
         let mut all = Workloads::default();
-        let mut owners: BTreeMap<(String, String), OwnerReference> = BTreeMap::new();
+        let mut owners = Owners::default();
         let count = |replicas: Option<i32>| usize::try_from(replicas.unwrap_or(1)).unwrap_or(0);
         for object in objects {
             let (namespace, name) = (object.namespace(), object.name());
@@ -101,11 +104,8 @@ impl Workloads {
             };
             if let Some(of) = object.get::<ReplicaSet>() {
                 let replicas = count(of.spec.as_ref().and_then(|s| s.replicas));
-                match controller(of.metadata.owner_references.as_ref()) {
-                    Some(owner) => {
-                        want(&owner.kind, &owner.name, replicas);
-                        owners.insert((namespace.to_string(), name.to_string()), owner.clone());
-                    }
+                match owners.add(namespace, name, of) {
+                    Some(owner) => want(&owner.kind, &owner.name, replicas),
                     None => want("ReplicaSet", name, replicas),
                 }
             } else if let Some(of) = object.get::<StatefulSet>() {
@@ -120,20 +120,17 @@ impl Workloads {
             let Some(pod) = object.get::<Pod>() else { continue };
             let state = PodState::of(pod);
             all.by_uid.insert(object.uid().into(), state);
-            let Some(owner) = controller(pod.metadata.owner_references.as_ref()) else {
-                continue;
-            };
-            let key = (object.namespace().to_string(), owner.name.clone());
-            let above = owners.get(&key).filter(|_| owner.kind == "ReplicaSet");
-            let owner = above.unwrap_or(owner);
-            let workload = Workload {
-                namespace: key.0,
-                kind: owner.kind.clone(),
-                name: owner.name.clone(),
-            };
-            all.pods.entry(workload).or_default().push(state);
+            if let Some(workload) = owners.workload(pod) {
+                all.pods.entry(workload).or_default().push(state);
+            }
         }
         all
+    }
+
+    /// Whether there is the pod, and it was not evicted yet.
+    pub fn is_live(&self, uid: &str) -> bool {
+        let pod = self.by_uid.get(uid);
+        pod.is_some_and(|pod| pod.deleted.is_none() && !pod.is_terminal)
     }
 
     fn of_workload(&self, workload: &Workload) -> &[PodState] {
@@ -162,7 +159,15 @@ impl Workloads {
     pub fn progress(&self, of: &RecentMove, moved: usize, now: Timestamp) -> Progress {
         let victim = self.by_uid.get(of.uid.as_str()).filter(|pod| !pod.is_terminal);
         if victim.is_some_and(|pod| pod.deleted.is_none()) {
-            return if now.duration_since(of.time.0) > EVICTION_TIMEOUT {
+            let since = now.duration_since(of.time.0);
+            return if of.surging && since > SURGE_TIMEOUT {
+                Progress::Failed(format!(
+                    "pod {} of {} was not evicted: it is not replaced after {} minutes",
+                    of.pod,
+                    of.workload(),
+                    SURGE_TIMEOUT.as_mins(),
+                ))
+            } else if !of.surging && since > EVICTION_TIMEOUT {
                 Progress::NotEvicted
             } else {
                 Progress::Waiting

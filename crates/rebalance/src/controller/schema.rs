@@ -376,6 +376,7 @@ fn status() -> Value {
                 "rule": line("The rule that it was moved for."),
                 "planned": count("Moves of the workload for the rule in the plan."),
                 "podsBefore": count("Pods of the workload before."), "readyBefore": count("How many of them were Ready."),
+                "surging": {"type": "boolean", "description": "Whether its eviction waits until it is replaced (surge-first eviction)."},
                 "replaced": {"type": "boolean", "description": "Whether its replacement is Ready, or no longer waited for."},
             },
         },

@@ -115,6 +115,11 @@ impl State {
         state
     }
 
+    /// `None`: it is invalid.
+    pub fn spec(&self) -> Option<&Policy> {
+        self.spec.as_ref()
+    }
+
     /// Whether replacements are waited for that may become Ready soon.
     pub fn is_waiting(&self) -> bool {
         let is_degraded = self.degraded.as_ref().is_some_and(|finding| finding.holds);
@@ -172,11 +177,11 @@ impl State {
             return None;
         }
         let is_rejected = self.status.retry_time.as_ref();
-        let is_rejected = is_rejected.is_some_and(|time| is_in_future(time, RETRY, now));
+        let is_rejected = is_rejected.is_some_and(|time| is_in_future(time, now));
         let waiting = self.waiting_for().count();
         if waiting > 0 {
-            // The reason of a rejected eviction stays.
-            if !is_rejected {
+            // The reason of a rejected eviction stays, and so does that of one that waits for its replacement.
+            if !is_rejected && !self.waits_for_surge() {
                 let message = format!("the replacements of {waiting} pods are not Ready yet");
                 self.progress = Some(Finding::new(true, "WaitingForReplacements", message));
             }
@@ -232,7 +237,7 @@ impl State {
     }
 }
 
-/// Whether a time that was set to at most `wait` from then has not come. If it would take longer, a clock was ahead.
-fn is_in_future(time: &Time, wait: SignedDuration, now: Timestamp) -> bool {
-    time.0 > now && time.0.duration_since(now) <= wait
+/// Whether a time that was set to at most [`RETRY`] from then has not come. If it would take longer, a clock was ahead.
+pub(super) fn is_in_future(time: &Time, now: Timestamp) -> bool {
+    time.0 > now && time.0.duration_since(now) <= RETRY
 }

@@ -18,7 +18,8 @@ use super::utilization::{HighRule, Load, LowRule, Measured};
 use super::{ClassNumber, ClassRules, Masks, RuleRef, Rules, pod};
 use crate::constraint::Constraint;
 use crate::policy::{Policy, Rule, StrategySet};
-use crate::snapshot::{Snapshot, controller, owner_kinds};
+use crate::snapshot::{Snapshot, owner_kinds};
+use crate::workload::controller;
 
 /// Finds what selects a set of labels.
 #[derive(Debug, Default)]
