@@ -2,7 +2,7 @@
 //!
 //! While there is no policy it watches policies only, and does nothing else. With one it reads the caches that scheduler and
 //! controllers share: when a policy's spec changes, and periodically, not for every change of a pod. Plans are made on a
-//! thread for blocking work, because one may take long.
+//! thread for blocking work, because one may take long, unless the runtime has one thread only.
 //!
 //! A wave's moves are written to the policy's status before the first eviction, with the resourceVersion that the step was
 //! decided on; if that fails, for example because this process no longer leads, no pod is evicted.
@@ -24,6 +24,7 @@ use knarr_rebalance::controller::{
 use knarr_rebalance::snapshot::Usage;
 use knarr_scheduler::Profile;
 use serde_json::json;
+use tokio::runtime::{Handle, RuntimeFlavor};
 use tokio::sync::Notify;
 use tokio::time::sleep;
 use tracing::{debug, warn};
@@ -144,7 +145,7 @@ impl Rebalancing {
             .flat_map(|kind| self.view.list(kind, ""))
             .collect();
         let (profiles, now) = (self.profiles.clone(), self.clock.now());
-        let decided = tokio::task::spawn_blocking(move || {
+        let decide = move || {
             let decided = step(Input {
                 policies: &policies,
                 profiles: &profiles,
@@ -153,8 +154,13 @@ impl Rebalancing {
                 now,
             });
             (decided, policies)
-        });
-        let (decided, policies) = match decided.await {
+        };
+        // Where everything runs on one thread, as in the simulation, the order of events must not depend on a second one.
+        let decided = match Handle::current().runtime_flavor() {
+            RuntimeFlavor::CurrentThread => Ok(decide()),
+            _ => tokio::task::spawn_blocking(decide).await,
+        };
+        let (decided, policies) = match decided {
             Ok(decided) => decided,
             Err(error) => {
                 // A panic is a bug; the next step starts from the same state.

@@ -29,6 +29,7 @@ use crate::names::Names;
 use crate::network::Network;
 use crate::network_agent::{self, NetworkAgent, ProxyKernel};
 use crate::observer::Observer;
+use crate::placement;
 use crate::pod_network::NodePodNetwork;
 use crate::progress::Progress;
 use crate::random::{Stream, stream};
@@ -119,6 +120,7 @@ impl Environment {
 /// A host with its container runtime, and a kubelet on it that starts and stops.
 pub(crate) struct Node {
     pub name: String,
+    number: usize,
     address: String,
     pub network: Arc<Network>,
     pub condition: Arc<Condition>,
@@ -210,6 +212,7 @@ impl Node {
             proxy_kernel: Arc::default(),
             names: Arc::default(),
             pods,
+            number,
             address: format!("192.0.2.{}", 10 + number),
             runtime,
             environment: environment.clone(),
@@ -254,6 +257,13 @@ impl Node {
             self_fencing: self.environment.self_fencing,
             ..Config::default()
         };
+        if self.environment.on.has_placement() {
+            let zone = placement::zone_of(self.number);
+            config
+                .configuration
+                .node_labels
+                .insert(placement::ZONE.into(), zone.into());
+        }
         if self.environment.proxied {
             let agent = Identity::Component(Component::NetworkAgent(self.name.clone()));
             config.endpoint_barrier = b7_endpoints::BOUND.unsigned_abs();
@@ -451,11 +461,19 @@ impl Control {
         config.controllers.root_ca = Some("the simulation's".into());
         config.fence_agents = Some(self.environment.fence_agents.clone());
         config.fence_agents_allowed = self.environment.fence_agents_allowed.clone();
+        let on = self.environment.on;
+        config.topology_domains = on.has(Switch::TopologyDomains);
+        config.rebalancing = on.has(Switch::Rebalancing);
+        for profile in &mut config.scheduler.profiles {
+            profile.args.preemption.cross_node = on.has(Switch::CrossNodePreemption);
+        }
         config.identity = self.elected.then_some(identity);
         let component_api = self
             .environment
             .component_api(manager, &self.network, &dead, &self.version);
         let api: Arc<dyn Api> = Arc::new(component_api.acting_as(Identity::Mutant));
+        let rebalancer = Identity::Component(Component::Controller(knarr_control::rebalancing::ACCOUNT));
+        let rebalancer: Arc<dyn Api> = Arc::new(component_api.acting_as(rebalancer));
         // It gets a token that is never cancelled: a crash is not an orderly stop.
         let clock = self.clock.clone();
         let run = knarr_control::run(component_api, config, clock, CancellationToken::new());
@@ -467,6 +485,7 @@ impl Control {
                     match mutation {
                         Some(Mutation::GcWithoutQuarantine) => release_at_once(api).await,
                         Some(Mutation::DetachByTimer) => disks::detach_by_timer(api).await,
+                        Some(Mutation::MoveWithoutEnd) => placement::move_without_end(api, rebalancer).await,
                         Some(Mutation::DetachInUse) => attacher::detach_in_use(api).await,
                         _ => {}
                     }

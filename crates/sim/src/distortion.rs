@@ -9,7 +9,9 @@ use k8s_openapi::api::discovery::v1::{Endpoint, EndpointSlice};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as ApiQuantity;
 use k8s_openapi::jiff::SignedDuration;
-use knarr_api::kinds::pod::is_terminal;
+use knarr_api::kinds::pod::surge_first::EVICTION_REQUESTED;
+use knarr_api::kinds::pod::{PREEMPTION_BUDGETS, is_terminal};
+use knarr_api::scale_down::SCALE_DOWN;
 use knarr_api::{AnyObject, k8s_openapi, registry};
 use knarr_apimachinery::quantity::Quantity;
 use knarr_client::{Kind, Object, Result};
@@ -18,12 +20,15 @@ use serde_json::Value;
 
 use crate::mutation::Mutation;
 use crate::observer::Observer;
+use crate::placement;
 use crate::stored::{self, QUOTAS, key_of};
 use crate::upgrade::{STARTED_BY, started_by};
 use crate::world::{World, node_of, owner, phase_of};
 
 /// How far a deletion is put off.
 const PUT_OFF: SignedDuration = SignedDuration::from_mins(10);
+/// How much older the request of an eviction is recorded.
+const BACKDATED: SignedDuration = SignedDuration::from_mins(11);
 /// The priority of a pod that is taken for another.
 const VERY_IMPORTANT: i32 = 1_000_000;
 const NOT_IMPORTANT: i32 = -1_000_000;
@@ -181,6 +186,7 @@ pub(crate) fn transaction(mutation: Option<Mutation>, observer: &Observer, mut t
         let changed = match mutation {
             Some(_) if is_pod(key) => changed_pod(mutation, observer, value),
             Some(_) if key.starts_with(QUOTAS) => changed_quota(mutation, observer, key, value),
+            Some(mutation) => changed_placement(mutation, key, value),
             _ => None,
         };
         if let Some(changed) = changed {
@@ -223,6 +229,18 @@ fn changed_pod(mutation: Option<Mutation>, observer: &Observer, json: &Bytes) ->
         Some(Mutation::DropAnnouncements) if started_by(&pod).is_some() => changed(json, |object| {
             remove(&mut object["metadata"], "annotations", STARTED_BY)
         }),
+        Some(Mutation::SoftenClass) => changed(json, |object| {
+            remove(&mut object["metadata"], "annotations", PREEMPTION_BUDGETS)
+        }),
+        Some(Mutation::EvictUnrecorded) if placement::is_of(&pod, placement::LANDLORD) => {
+            changed(json, |object| remove(object, "status", "nominatedNodeName"))
+        }
+        Some(Mutation::BackdateRequest) if placement::is_recorded(&pod) => {
+            let (recorded, now) =
+                observer.world(|world| (world.placement.recorded.get(uid).copied(), world.now));
+            let earlier = recorded.unwrap_or(now).checked_sub(BACKDATED).ok()?;
+            changed(json, |object| backdate(object, &earlier.to_string()))
+        }
         Some(Mutation::TakeDeletionBack) if was_deleted() => changed(json, |object| {
             remove(object, "metadata", "deletionTimestamp");
             remove(object, "metadata", "deletionGracePeriodSeconds");
@@ -234,6 +252,44 @@ fn changed_pod(mutation: Option<Mutation>, observer: &Observer, json: &Bytes) ->
                 .and_then(|at| at.0.checked_add(PUT_OFF).ok())?;
             changed(json, |object| {
                 object["metadata"]["deletionTimestamp"] = put_off.to_string().into()
+            })
+        }
+        _ => None,
+    }
+}
+
+/// Sets when its eviction was requested.
+fn backdate(pod: &mut Value, at: &str) {
+    let conditions = pod["status"]["conditions"].as_array_mut();
+    for condition in conditions.into_iter().flatten() {
+        if condition["type"] == EVICTION_REQUESTED {
+            condition["lastTransitionTime"] = at.into();
+        }
+    }
+}
+
+/// An object of knarr's own placement, or one that it is about.
+fn changed_placement(mutation: Mutation, key: &[u8], json: &Bytes) -> Option<Bytes> {
+    let is_under = |prefixes: &[&str]| prefixes.iter().any(|prefix| key.starts_with(prefix.as_bytes()));
+    match mutation {
+        Mutation::ForgetMoves if is_under(&["/registry/placement.knarr.io/rebalancepolicies/"]) => {
+            changed(json, |object| remove(object, "status", "recentMoves"))
+        }
+        Mutation::ScatterDown
+            if is_under(&[
+                "/registry/apps/deployments/placed/",
+                "/registry/apps/replicasets/placed/",
+            ]) =>
+        {
+            changed(json, |object| {
+                remove(&mut object["metadata"], "annotations", SCALE_DOWN)
+            })
+        }
+        Mutation::ForgetDeclared if is_under(&["/registry/placement.knarr.io/topologydomains/"]) => {
+            changed(json, |object| {
+                if let Some(domains) = object["status"]["domains"].as_array_mut() {
+                    domains.retain(|domain| domain["state"] != "Absent");
+                }
             })
         }
         _ => None,

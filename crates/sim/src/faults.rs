@@ -15,6 +15,7 @@
 mod staging;
 mod store;
 mod upgrade;
+mod zones;
 
 use std::sync::Arc;
 use std::time::Duration;

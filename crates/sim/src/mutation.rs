@@ -74,12 +74,19 @@ pub enum Mutation {
     MissOwners,
     StartUnannounced,
     DropAnnouncements,
+    MoveWithoutEnd,
+    ForgetMoves,
+    ScatterDown,
+    ForgetDeclared,
+    EvictUnrecorded,
+    SoftenClass,
+    BackdateRequest,
 }
 
 use Mutation::*;
 
 impl Mutation {
-    pub const ALL: [Mutation; 63] = [
+    pub const ALL: [Mutation; 70] = [
         DeleteBeforeTheEnd,
         DeleteBeforeProcessesAreGone,
         StartTwice,
@@ -143,6 +150,13 @@ impl Mutation {
         MissOwners,
         StartUnannounced,
         DropAnnouncements,
+        MoveWithoutEnd,
+        ForgetMoves,
+        ScatterDown,
+        ForgetDeclared,
+        EvictUnrecorded,
+        SoftenClass,
+        BackdateRequest,
     ];
 
     /// Its name on the command line.
@@ -211,6 +225,13 @@ impl Mutation {
             MissOwners => "miss-owners",
             StartUnannounced => "start-unannounced",
             DropAnnouncements => "drop-announcements",
+            MoveWithoutEnd => "move-without-end",
+            ForgetMoves => "forget-moves",
+            ScatterDown => "scatter-down",
+            ForgetDeclared => "forget-declared",
+            EvictUnrecorded => "evict-unrecorded",
+            SoftenClass => "soften-class",
+            BackdateRequest => "backdate-request",
         }
     }
 
@@ -293,6 +314,13 @@ impl Mutation {
             MissOwners => "the garbage collector finds no custom resource that owns something",
             StartUnannounced => "kubelets start at-most-one pods without announcing it",
             DropAnnouncements => "API servers store pods without the announcement of their kubelet",
+            MoveWithoutEnd => "the rebalancer finds a pod to move every time",
+            ForgetMoves => "API servers store the status of a rebalance policy without its moves",
+            ScatterDown => "API servers store workloads without the annotation for scaling down by spread",
+            ForgetDeclared => "API servers store TopologyDomains without the domains that have no nodes",
+            EvictUnrecorded => "API servers store pods without the node that they are nominated for",
+            SoftenClass => "API servers store pods without the hard budgets of their class",
+            BackdateRequest => "API servers record the request of an eviction as eleven minutes old",
             FenceItselfLate => "cut-off kubelets count the time since the last renewal at half speed",
         }
     }
@@ -325,6 +353,9 @@ impl Mutation {
             ForgetCharges | GrantOneMore | NeverCountAgain => "quota",
             DeleteDefinitionAtOnce | ReviveObjects | MissOwners => "custom",
             StartUnannounced | DropAnnouncements => "announced",
+            MoveWithoutEnd | ForgetMoves | ScatterDown | ForgetDeclared => "B3",
+            EvictUnrecorded => "B5",
+            SoftenClass | BackdateRequest => "B6",
             // S8 finds it too, in one history of some dozens; that pods of Jobs are never deleted, in one of three.
             IgnoreTerminating | LoseLastStep => "S9",
             SkipCompacted | ResumeTooLate | TakeUnansweredForDone | AnswerAtNewest => "S9",
@@ -341,6 +372,12 @@ impl Mutation {
             AnswerFromBefore | AnswerOnlyWhenConnected => Some(Switch::Names),
             ForgetCharges | GrantOneMore | NeverCountAgain => Some(Switch::Quotas),
             DeleteDefinitionAtOnce | ReviveObjects | MissOwners => Some(Switch::CustomResources),
+            MoveWithoutEnd | ForgetMoves => Some(Switch::Rebalancing),
+            ScatterDown => Some(Switch::ScaleDown),
+            ForgetDeclared => Some(Switch::TopologyDomains),
+            EvictUnrecorded => Some(Switch::CrossNodePreemption),
+            SoftenClass => Some(Switch::HardBudgets),
+            BackdateRequest => Some(Switch::SurgeFirst),
             _ => None,
         }
     }

@@ -22,6 +22,7 @@ use crate::clocks::Rate;
 use crate::coverage::{Coverage, Ends, Scope};
 use crate::finding::Finding;
 use crate::history::History;
+use crate::placement::Placement;
 use crate::rules;
 use crate::switches::Switch;
 use crate::world::{Kubelet, LeaseRenewal, Life, Observation, World, is_ready, owner};
@@ -323,6 +324,25 @@ impl Observer {
             life.deletion_requested |= !by.starts_with("node/");
         }
         inner.check_rules(&Observation::DeleteAsked { by, name, options });
+    }
+
+    /// Changes what is known of the namespace of knarr's own placement.
+    pub fn change_placement(&self, change: impl FnOnce(&mut Placement, Timestamp)) {
+        let world = &mut self.lock().world;
+        change(&mut world.placement, world.now);
+    }
+
+    /// The rebalancer requests the eviction of a pod.
+    pub fn move_asked(&self, name: &str, uid: &str) {
+        let mut inner = self.lock();
+        let now = inner.world.now;
+        inner.world.placement.requested.insert(uid.into(), now);
+        inner.check_rules(&Observation::MoveAsked { name });
+    }
+
+    /// That request was rejected.
+    pub fn move_rejected(&self, uid: &str) {
+        self.lock().world.placement.requested.remove(uid);
     }
 
     /// A host is powered off or on.

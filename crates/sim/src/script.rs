@@ -34,12 +34,16 @@ pub(crate) enum Turn {
     EndpointEnds,
     Quotas,
     CustomResources,
+    /// Users do something in the namespace of knarr's own placement.
+    Placement,
+    /// A zone loses all its nodes.
+    Zone,
     /// One more process is replaced by one of this version.
     Upgrade,
 }
 
 /// The position of each stream that a step may draw from, when the step began.
-pub(crate) type Positions = [u64; 14];
+pub(crate) type Positions = [u64; 15];
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Step {

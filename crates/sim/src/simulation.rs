@@ -239,6 +239,11 @@ impl Simulation {
         if on.has(Switch::Quotas) {
             users.create_quotas().await.map_err(denied)?;
         }
+        if on.has_placement() {
+            let mut chance = stream(self.seed, "placed");
+            let created = users.create_placed(on, faults.nodes.len(), &mut chance).await;
+            created.map_err(denied)?;
+        }
         if on.has(Switch::CustomResources) {
             users.add_custom_kind_handler(environment.follower());
         }

@@ -12,6 +12,8 @@ use crate::random::stream;
 pub const FIRST_SWARMED: u64 = 100_000_000;
 /// From this seed on histories may have the switches of [`Switch::is_later`]; those below do not change.
 pub const FIRST_LATER: u64 = 200_000_000;
+/// From this seed on histories may have the switches of knarr's own placement; those below do not change.
+pub const FIRST_PLACED: u64 = 960_000_000;
 /// The probability of each of these to be on, per mille.
 const LATER_PER_MILLE: u32 = 250;
 /// Swarmed histories among those seeds, per mille.
@@ -138,6 +140,18 @@ switches! {
     CustomResources "custom-resources" Feature,
     /// Processes of the previous version, which are replaced one after the other.
     Upgrade "upgrade" Fault,
+    /// A workload that is scaled down by its spread over zones.
+    ScaleDown "scale-down" Feature,
+    /// Declared zones, one of which is scaled to zero or lost.
+    TopologyDomains "topology-domains" Feature,
+    /// A RebalancePolicy that is carried out.
+    Rebalancing "rebalancing" Feature,
+    /// A pod that only pods on other nodes exclude from its zone, and that may preempt them.
+    CrossNodePreemption "cross-node-preemption" Feature,
+    /// A pod that fits only in the place of one whose budget allows no disruption.
+    HardBudgets "hard-budgets" Feature,
+    /// Pods that are replaced before they are evicted.
+    SurgeFirst "surge-first" Feature,
 }
 
 impl Switch {
@@ -156,13 +170,23 @@ impl Switch {
                 | Switch::WrongClocks
                 | Switch::CustomResources
                 | Switch::Upgrade
-        )
+        ) || self.is_placement()
+    }
+
+    /// Whether only seeds from [`FIRST_PLACED`] on may have it.
+    fn is_placement(self) -> bool {
+        PLACEMENT.contains(&self)
     }
 
     /// Whether a seed has this later switch, in the `attempt`th set that it draws.
     pub(crate) fn is_drawn_later(self, seed: u64, attempt: u32) -> bool {
         let entity = format!("later/{attempt}/{}", self.name());
-        seed >= FIRST_LATER && stream(seed, &entity).per_mille(LATER_PER_MILLE)
+        let first = if self.is_placement() {
+            FIRST_PLACED
+        } else {
+            FIRST_LATER
+        };
+        seed >= first && stream(seed, &entity).per_mille(LATER_PER_MILLE)
     }
 }
 
@@ -172,12 +196,22 @@ impl fmt::Display for Switch {
     }
 }
 
+/// The switches of knarr's own placement.
+const PLACEMENT: [Switch; 6] = [
+    Switch::ScaleDown,
+    Switch::TopologyDomains,
+    Switch::Rebalancing,
+    Switch::CrossNodePreemption,
+    Switch::HardBudgets,
+    Switch::SurgeFirst,
+];
+
 /// A set of switches.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Switches(u64);
+pub struct Switches(u128);
 
 // Each has a bit.
-const _: () = assert!(Switch::ALL.len() <= 64);
+const _: () = assert!(Switch::ALL.len() <= 128);
 
 impl Switches {
     pub const NONE: Switches = Switches(0);
@@ -185,6 +219,11 @@ impl Switches {
     /// Whether the store fails servers in a way that their clients must not notice: what they read is checked.
     pub(crate) fn has_store_faults(self) -> bool {
         self.has(Switch::Compaction) || self.has(Switch::LostCommits)
+    }
+
+    /// Whether there is a namespace of knarr's own placement.
+    pub(crate) fn has_placement(self) -> bool {
+        PLACEMENT.iter().any(|switch| self.has(*switch))
     }
 
     pub fn has(self, switch: Switch) -> bool {
@@ -378,8 +417,10 @@ mod tests {
             let on = count(&drawn, switch);
             assert!((120..280).contains(&on), "{switch} in {on} of 400");
         }
-        let fresh = draw(FIRST_LATER..FIRST_LATER + 400);
+        let fresh = draw(FIRST_PLACED..FIRST_PLACED + 400);
+        let before = draw(FIRST_PLACED - 400..FIRST_PLACED);
         for switch in later {
+            assert_eq!(count(&before, switch) > 0, !switch.is_placement(), "{switch}");
             assert_eq!(count(&drawn, switch), 0, "{switch}");
             let on = count(&fresh, switch);
             let expect = 60..150;

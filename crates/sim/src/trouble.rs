@@ -36,6 +36,10 @@ const WITH_QUOTAS_PER_MILLE: u32 = 350;
 const WITH_CUSTOM_PER_MILLE: u32 = 400;
 /// Steps of histories with an upgrade in which one more process is replaced, per mille.
 const WITH_UPGRADE_PER_MILLE: u32 = 100;
+/// The same for histories with knarr's own placement …
+const WITH_PLACEMENT_PER_MILLE: u32 = 500;
+/// … and for a zone that loses all its nodes.
+const ZONES_PER_MILLE: u32 = 80;
 /// Steps that are a user's and not a fault's, per mille.
 const USERS_PER_MILLE: u32 = 700;
 /// How often names are queried.
@@ -63,6 +67,9 @@ pub(crate) struct PossibleTurns {
     pub quotas: bool,
     pub custom: bool,
     pub upgrade: bool,
+    pub placement: bool,
+    /// Zones lose all their nodes.
+    pub zones: bool,
     /// The longest pause between two turns.
     pub pause_millis: u64,
 }
@@ -80,6 +87,7 @@ pub(crate) struct Streams {
     pub quotas: Stream,
     pub custom: Stream,
     pub upgrading: Stream,
+    pub placement: Stream,
 }
 
 impl Streams {
@@ -96,6 +104,7 @@ impl Streams {
             quotas: stream(seed, "quotas"),
             custom: stream(seed, "custom resources"),
             upgrading: stream(seed, "upgrade"),
+            placement: stream(seed, "placement"),
         }
     }
 }
@@ -180,6 +189,12 @@ impl Trouble {
             }
             if possible_turns.upgrade && self.streams.upgrading.per_mille(WITH_UPGRADE_PER_MILLE) {
                 self.record(Turn::Upgrade).await?;
+            }
+            if possible_turns.placement && self.streams.placement.per_mille(WITH_PLACEMENT_PER_MILLE) {
+                self.record(Turn::Placement).await?;
+            }
+            if possible_turns.zones && self.streams.placement.per_mille(ZONES_PER_MILLE) {
+                self.record(Turn::Zone).await?;
             }
             let turn = match chance.per_mille(USERS_PER_MILLE) {
                 true => Turn::Users,
@@ -290,6 +305,11 @@ impl Trouble {
                 faults.upgrade_next(&mut streams.upgrading);
                 Ok(())
             }
+            Turn::Placement => users.act_with_placement(&mut streams.placement).await,
+            Turn::Zone => match faults.lose_a_zone(&mut streams.placement) {
+                Some(nodes) => users.delete_nodes(&nodes).await,
+                None => Ok(()),
+            },
             Turn::Quotas => users.act_with_quotas(&mut streams.quotas, &faults.servers).await,
             Turn::CustomResources => {
                 users
@@ -315,6 +335,7 @@ impl Trouble {
             streams.quotas.position(),
             streams.custom.position(),
             streams.upgrading.position(),
+            streams.placement.position(),
             self.faults.chance.position(),
             users,
             careful,
@@ -334,6 +355,7 @@ impl Trouble {
             quotas,
             custom,
             upgrading,
+            placement,
             faults,
             users,
             careful,
@@ -349,6 +371,7 @@ impl Trouble {
         self.streams.quotas.go_to(quotas);
         self.streams.custom.go_to(custom);
         self.streams.upgrading.go_to(upgrading);
+        self.streams.placement.go_to(placement);
         self.faults.chance.go_to(faults);
         self.users.go_to([users, careful]);
     }

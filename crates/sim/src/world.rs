@@ -25,6 +25,7 @@ use crate::clocks::Rate;
 use crate::commits::Commits;
 use crate::definitions::Definitions;
 use crate::metering::Metering;
+use crate::placement::Placement;
 use crate::policy_verdict::Tables;
 use crate::versions::NetworkVersions;
 pub(crate) use storage::{DiskUser, Holder, Step, Storage, Ties};
@@ -234,6 +235,8 @@ pub(crate) struct World {
     pub metering: Metering,
     /// Definitions that users created, their objects, and the dependents of these.
     pub definitions: Definitions,
+    /// The namespace of knarr's own placement.
+    pub placement: Placement,
     /// Their labels.
     pub namespaces: BTreeMap<String, BTreeMap<String, String>>,
     /// By their keys in the store.
@@ -415,6 +418,10 @@ pub(crate) enum Observation<'a> {
     /// A users' definition, one of its objects, or a dependent is written or deleted.
     Defined {
         key: &'a str,
+    },
+    /// The rebalancer requests the eviction of a pod.
+    MoveAsked {
+        name: &'a str,
     },
     /// A second has passed.
     Tick,

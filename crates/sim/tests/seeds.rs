@@ -6,7 +6,9 @@
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, RandomState};
 
-use knarr_sim::{Mutation, Pace, Reduction, Report, Simulation, Swarm, Switch, Switches, run_all};
+use knarr_sim::{
+    FIRST_PLACED, Mutation, Pace, Reduction, Report, Simulation, Swarm, Switch, Switches, run_all,
+};
 use parking_lot::Mutex;
 
 const SEEDS: u64 = 20;
@@ -37,6 +39,22 @@ const SEARCHED_FIRST: &[(Mutation, u64)] = &[
     (Mutation::DetachInUse, 8),
     (Mutation::OfferTerminating, 2),
 ];
+/// The mutants of [`PLACEMENT_RULES`], the feature that each is about, and the first history that shows it.
+const PLACED: &[(Mutation, &str, u64)] = &[
+    (Mutation::MoveWithoutEnd, "rebalancing", FIRST_PLACED + 1),
+    (Mutation::ForgetMoves, "rebalancing", FIRST_PLACED + 14),
+    (Mutation::ScatterDown, "scale-down", FIRST_PLACED + 6),
+    (Mutation::ForgetDeclared, "topology-domains", FIRST_PLACED + 13),
+    (
+        Mutation::EvictUnrecorded,
+        "cross-node-preemption",
+        FIRST_PLACED + 2,
+    ),
+    (Mutation::SoftenClass, "hard-budgets", FIRST_PLACED + 9),
+    (Mutation::BackdateRequest, "surge-first", FIRST_PLACED),
+];
+/// The rules on knarr's own placement.
+const PLACEMENT_RULES: [&str; 3] = ["B3", "B5", "B6"];
 /// New random seeds in each run.
 const RANDOM_SEEDS: u64 = 2;
 /// Random seeds are below this, so that they stay readable.
@@ -180,6 +198,26 @@ fn s9_a_swarmed_history_has_what_is_on_and_nothing_else() {
     assert!(created("pod") && !created("deployments") && !created("statefulsets"));
 }
 
+/// Each of knarr's own placement features in a history without other switches, and one with all of them.
+#[test]
+fn b3_b5_b6_rules_hold_with_each_placement_feature() {
+    let each = [
+        "scale-down",
+        "topology-domains",
+        "rebalancing",
+        "cross-node-preemption",
+        "hard-budgets",
+        "surge-first",
+    ];
+    let all = each.join(",");
+    for (seed, only) in (FIRST_PLACED..).zip(each.into_iter().chain([all.as_str()])) {
+        let on: Switches = only.parse().unwrap();
+        let report = dense(seed).swarm(Swarm::Only(on)).run().unwrap();
+        assert!(report.violation.is_none(), "--only {only}: {report}");
+        assert_eq!(report.switches, on);
+    }
+}
+
 #[test]
 fn s9_every_rule_holds_in_every_history() {
     let random: Vec<u64> = (0..RANDOM_SEEDS).map(|_| random_seed()).collect();
@@ -234,7 +272,36 @@ fn broken_by(mutation: Mutation) -> Vec<&'static str> {
 /// A rule that does not find its mutant any more is not a rule.
 #[test]
 fn s9_mutants_are_found() {
-    let next = Mutex::new(Mutation::ALL.into_iter());
+    let all = Mutation::ALL.into_iter();
+    search(
+        all.filter(|mutation| !PLACEMENT_RULES.contains(&mutation.rule()))
+            .collect(),
+    );
+}
+
+/// The same for the rules on knarr's own placement, in histories with one feature alone.
+#[test]
+fn b3_b5_b6_mutants_are_found() {
+    let ours = Mutation::ALL
+        .into_iter()
+        .filter(|mutation| PLACEMENT_RULES.contains(&mutation.rule()));
+    let known: Vec<Mutation> = PLACED.iter().map(|(mutation, ..)| *mutation).collect();
+    assert_eq!(ours.collect::<Vec<_>>(), known, "each is in the table");
+    let missed = |&(mutation, only, first): &(Mutation, &str, u64)| {
+        let on: Switches = only.parse().unwrap();
+        let is_found = (first..FIRST_PLACED + MUTATED_SEEDS).any(|seed| {
+            let history = dense(seed).swarm(Swarm::Only(on)).mutation(mutation);
+            let violation = history.run().unwrap().violation;
+            violation.is_some_and(|v| v.rule == mutation.rule())
+        });
+        (!is_found).then(|| format!("{mutation}: {}", mutation.what()))
+    };
+    let missed: Vec<String> = PLACED.iter().filter_map(missed).collect();
+    assert!(missed.is_empty(), "mutants that no rule finds: {missed:#?}");
+}
+
+fn search(mutations: Vec<Mutation>) {
+    let next = Mutex::new(mutations.into_iter());
     let missed = Mutex::new(Vec::new());
     let work = || {
         loop {

@@ -22,6 +22,18 @@ use crate::upgrade;
 /// How the field selector of a kubelet's watch of its pods begins.
 const OF_NODE: &str = "spec.nodeName=";
 
+impl ComponentApi {
+    /// The UID of the pod whose eviction the rebalancer requests with this.
+    fn moves(&self, subresource: &str, body: &serde_json::Value) -> Option<String> {
+        let Identity::Component(Component::Controller(account)) = &self.identity else {
+            return None;
+        };
+        let is_move = *account == knarr_control::rebalancing::ACCOUNT && subresource == "eviction";
+        let uid = body["deleteOptions"]["preconditions"]["uid"].as_str();
+        uid.filter(|_| is_move).map(String::from)
+    }
+}
+
 impl Identities for ComponentApi {
     fn of(&self, component: &Component) -> Arc<dyn Api> {
         Arc::new(self.acting_as(Identity::Component(component.clone())))
@@ -293,10 +305,20 @@ impl Api for ComponentApi {
         let (kind, subresource) = (kind.clone(), subresource.to_string());
         let of = full_name(&namespace, &name);
         let what = format!("create {} {of} {subresource}", kind.plural());
+        let moved = self.moves(&subresource, &body);
+        if let Some(uid) = moved.as_deref().filter(|_| !self.dead.is_cancelled()) {
+            self.observer.move_asked(&of, uid);
+        }
         let created = self.send(true, |api| async move {
             api.create_subresource(&kind, &namespace, &name, &subresource, body)
                 .await
         });
-        self.record_request(what, created).await
+        let answer = self.record_request(what, created).await;
+        if let (Some(uid), Err(error)) = (&moved, &answer)
+            && error.code() < 500
+        {
+            self.observer.move_rejected(uid);
+        }
+        answer
     }
 }

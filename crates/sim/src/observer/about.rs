@@ -47,7 +47,7 @@ pub(crate) fn concerned(seen: Option<&Observation<'_>>, what: &str, world: &Worl
         ) => {
             names.extend(key.rsplit('/').next().map(String::from));
         }
-        Some(Observation::DeleteAsked { name, .. }) => {
+        Some(Observation::DeleteAsked { name, .. } | Observation::MoveAsked { name }) => {
             names.insert((*name).into());
         }
         Some(Observation::BudgetWritten { after, .. }) => names.extend(after.metadata.name.clone()),

@@ -77,6 +77,7 @@ impl Observer {
         if inner.world.definitions.take_in(path, value) {
             inner.check_rules(&Observation::Defined { key: path });
         }
+        inner.world.placement.take_in(path, value, now);
         if let Some(name) = path.strip_prefix("core/pods/") {
             inner.count_pod_write();
             let pod = value.and_then(stored::pod).map(Arc::new);
@@ -344,6 +345,16 @@ fn pod_written(inner: &mut Inner, pod: Arc<Pod>) {
         Some(_) => n6_policy::isolating(&inner.world, &pod),
         None => BTreeSet::new(),
     };
+    let is_requested = inner
+        .world
+        .pods
+        .get(&uid)
+        .is_some_and(|life| life.deletion_requested);
+    let now = inner.world.now;
+    inner
+        .world
+        .placement
+        .pod_written(before.as_deref(), &pod, is_requested, now);
     if let Some(life) = inner.world.pods.get_mut(&uid) {
         if before.is_some() {
             life.isolated_by.retain(|policy| isolating.contains(policy));
@@ -386,6 +397,7 @@ fn pod_removed(inner: &mut Inner, name: &str) {
     };
     life.removed_at = Some(now);
     let (uid, last) = (uid.clone(), life.pod.clone());
+    inner.world.placement.pod_removed(&last, now);
     inner.check_rules(&Observation::PodRemoved {
         uid: &uid,
         last: &last,

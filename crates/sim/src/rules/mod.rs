@@ -2,7 +2,13 @@
 //! world after it, and describes how it does not hold.
 
 mod announced;
+mod b3_domains;
+mod b3_rebalancing;
+mod b3_scale_down;
 pub(crate) mod b4_self_fencing;
+mod b5_cross_node;
+mod b6_hard_budgets;
+mod b6_surge_first;
 pub(crate) mod b7_endpoints;
 pub(crate) mod custom;
 mod l1_phases;
@@ -14,6 +20,7 @@ pub(crate) mod n5_names;
 pub(crate) mod n6_policy;
 mod p4_preemption;
 mod p5_budgets;
+pub(crate) mod placed;
 pub(crate) mod quota;
 mod s1_at_most_one;
 mod s1_leaders_term;
@@ -40,7 +47,7 @@ use crate::world::{Observation, World};
 pub(crate) type Rule = fn(&Observation<'_>, &World) -> Result<(), Finding>;
 
 /// With their numbers in the specification.
-pub(crate) const ALL: [(&str, Rule); 28] = [
+pub(crate) const ALL: [(&str, Rule); 34] = [
     ("L1", l1_phases::check),
     ("L2", l2_one_life::check),
     ("T1", t1_deletion::check),
@@ -58,7 +65,13 @@ pub(crate) const ALL: [(&str, Rule); 28] = [
     ("S8", s8_one_a_node::check),
     ("S9", s9_at_rest::check),
     ("S9", s9_bounded::check),
+    ("B3", b3_domains::check),
+    ("B3", b3_rebalancing::check),
+    ("B3", b3_scale_down::check),
     ("B4", b4_self_fencing::check),
+    ("B5", b5_cross_node::check),
+    ("B6", b6_hard_budgets::check),
+    ("B6", b6_surge_first::check),
     ("B7", b7_endpoints::check),
     ("N1", n1_addresses::check),
     ("N4", n4_ends::check),

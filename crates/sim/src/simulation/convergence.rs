@@ -13,6 +13,7 @@ use crate::finding::Finding;
 use crate::observer::Observer;
 use crate::readers::Reader;
 use crate::rules::{custom, n3_at_rest, n5_names, n6_policy, quota};
+use crate::switches::Switch;
 use crate::trouble::{TICK, denied, pass_until};
 use crate::users::Users;
 use crate::users::staging::stray_volume;
@@ -23,6 +24,10 @@ const CONVERGE_WITHIN: Duration = Duration::from_secs(25 * 60);
 /// A cluster that has reached the desired state may still have leftovers to remove: until the longest backoff is
 /// over.
 const COMES_TO_REST_WITHIN: Duration = Duration::from_secs(6 * 60);
+/// A pod that was created for an eviction that no client requests any more is kept for eleven minutes after the first request.
+const SURGE_ENDS_WITHIN: Duration = Duration::from_secs(14 * 60);
+/// Whether the rebalancer moves pods for ever shows at rest only: these histories always have one.
+const RESTS: Duration = Duration::from_secs(10 * 60);
 
 /// When the faults ended, and when the desired state was reached.
 pub(super) struct Convergence {
@@ -74,10 +79,20 @@ impl Convergence {
             }
         }
         self.settled = Instant::now();
+        let surges = faults.on.has(Switch::SurgeFirst);
+        let rest = match surges || faults.on.has(Switch::Rebalancing) {
+            true => rest.max(RESTS),
+            false => rest,
+        };
+        let comes_to_rest = if surges {
+            SURGE_ENDS_WITHIN
+        } else {
+            COMES_TO_REST_WITHIN
+        };
         if !rest.is_zero() && observer.violation().is_none() {
-            pass_until(self.settled + COMES_TO_REST_WITHIN, faults).await;
+            pass_until(self.settled + comes_to_rest, faults).await;
             observer.rest();
-            pass_until(self.settled + COMES_TO_REST_WITHIN + rest, faults).await;
+            pass_until(self.settled + comes_to_rest + rest, faults).await;
         }
         Ok(())
     }
@@ -88,6 +103,7 @@ async fn end_of_use(users: &mut Users, agents: &Arc<Agents>) -> knarr_client::Re
     users.drop_finalizers().await?;
     users.make_room().await?;
     users.raise_quotas().await?;
+    users.make_placed_room().await?;
     users.give_nodes_back().await?;
     users.switch_on(agents).await
 }

@@ -115,6 +115,10 @@ impl Features {
         if is_about_services(on) && !plan.suppresses(Switch::Services) {
             on = on.with(Switch::Services);
         }
+        if on.has(Switch::Crowding) {
+            // Both fill nodes, with pods of which a DaemonSet's can preempt neither.
+            on = on.without(Switch::HardBudgets);
+        }
         Features { on, rare, losses }
     }
 
@@ -135,6 +139,8 @@ impl Features {
             quotas: on.has(Switch::Quotas),
             custom: on.has(Switch::CustomResources),
             upgrade: on.has(Switch::Upgrade),
+            placement: on.has_placement(),
+            zones: on.has(Switch::TopologyDomains) || on.has(Switch::Rebalancing),
             pause_millis,
         }
     }

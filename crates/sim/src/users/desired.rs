@@ -48,6 +48,9 @@ impl Users {
             left = self.missing_of_metered().await?;
         }
         if left.is_none() {
+            left = self.missing_of_placed().await?;
+        }
+        if left.is_none() {
             left = self.missing_of_custom_resources(servers).await?;
         }
         Ok(left.map_or(Ok(()), Err))

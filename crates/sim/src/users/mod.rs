@@ -9,6 +9,7 @@ mod custom;
 mod desired;
 mod fencing;
 mod nodes;
+mod placement;
 mod policies;
 mod quotas;
 pub(crate) mod staging;
@@ -70,6 +71,8 @@ pub(crate) struct Users {
     crowded: bool,
     /// The namespace with quotas, if there is one.
     metered: Option<quotas::Metered>,
+    /// The namespace of knarr's own placement, if there is one.
+    placed: Option<placement::Placed>,
     /// Set if there are custom resources.
     following: Option<custom::CustomKindInformer>,
 }
@@ -85,6 +88,7 @@ impl Users {
             careful: None,
             crowded: false,
             metered: None,
+            placed: None,
             following: None,
         }
     }

@@ -2,7 +2,7 @@
 
 use k8s_openapi::api::core::v1::{Node, Pod, Taint};
 use knarr_api::{k8s_openapi, registry};
-use knarr_client::{Error, ListOptions, Patch, TypedApi};
+use knarr_client::{DeleteOptions, Error, ListOptions, Patch, TypedApi};
 use serde_json::json;
 
 use super::{Users, unless_late};
@@ -52,7 +52,7 @@ impl Users {
             .collect())
     }
 
-    async fn cordon(&self, name: &str, unschedulable: bool) -> Result<(), Error> {
+    pub(super) async fn cordon(&self, name: &str, unschedulable: bool) -> Result<(), Error> {
         let patch = Patch::Merge(json!({"spec": {"unschedulable": unschedulable}}));
         let patched = self.api.patch(&registry::NODE, "", name, "", patch).await;
         patched.map(drop)
@@ -73,6 +73,18 @@ impl Users {
                 continue;
             }
             self.evict(&pod).await?;
+        }
+        Ok(())
+    }
+
+    /// Deletes these Nodes, as a cloud's controller does when their machines are gone.
+    pub async fn delete_nodes(&mut self, names: &[String]) -> Result<(), Error> {
+        for name in names {
+            self.note(format!("delete node {name}"));
+            let deleted = self
+                .api
+                .delete(&registry::NODE, "", name, DeleteOptions::default());
+            unless_late(deleted.await)?;
         }
         Ok(())
     }
