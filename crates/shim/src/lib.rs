@@ -23,7 +23,8 @@
 //! container. Not containerd-shim and its runc crate: they need that server or tokio.
 //!
 //! Modules: [`arguments`], [`start`], [`delete`], [`address`] are the command; [`server`] is the loop and carries out
-//! what it is asked for in [`server::service`]; [`task`] has the states of containers and processes; [`runtime`] runs runc or crun;
+//! what it is asked for in [`server::service`]; [`task`] has the states of containers and processes; [`runtime`] runs runc or crun, [`runc`]
+//! does without it what needs no process of its own;
 //! [`stdio`] moves input and output; [`ttrpc`] speaks with containerd; [`cgroup`] and [`oom`] read control groups.
 
 mod address;
@@ -39,6 +40,7 @@ mod mounts;
 mod oom;
 mod options;
 mod poll;
+mod runc;
 mod runtime;
 mod server;
 mod spec;

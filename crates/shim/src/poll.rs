@@ -31,6 +31,8 @@ pub enum Source {
     Copy(u32),
     /// The eventfd of a cgroup v1's memory.oom_control.
     OutOfMemory(u32),
+    /// The FIFO at which a container's process waits for its start.
+    Release(u32),
 }
 
 impl Source {
@@ -43,6 +45,7 @@ impl Source {
             Source::Connection(number) => (4, number),
             Source::Copy(number) => (5, number),
             Source::OutOfMemory(number) => (6, number),
+            Source::Release(number) => (7, number),
         };
         kind << 32 | u64::from(number)
     }
@@ -58,6 +61,7 @@ impl Source {
             4 => Source::Connection(number),
             5 => Source::Copy(number),
             6 => Source::OutOfMemory(number),
+            7 => Source::Release(number),
             _ => return None,
         })
     }
@@ -125,6 +129,7 @@ mod tests {
             Source::Connection(7),
             Source::Copy(u32::MAX),
             Source::OutOfMemory(0),
+            Source::Release(9),
         ] {
             assert_eq!(Source::decode(source.encode()), Some(source));
         }

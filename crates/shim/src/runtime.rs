@@ -107,6 +107,11 @@ impl Runtime {
         }
     }
 
+    /// The directory that runc keeps for a container.
+    pub fn directory(&self, container: &str) -> PathBuf {
+        self.root.join(container)
+    }
+
     /// The command with its global flags.
     pub fn command(&self, bundle: &Bundle, log: &str) -> Command {
         let mut command = Command::new(&self.program);

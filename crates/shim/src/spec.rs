@@ -1,12 +1,14 @@
 //! The little that the shim needs of a container's `config.json` (OCI runtime specification).
 
 use serde::Deserialize;
+use serde::de::IgnoredAny;
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct Spec {
     annotations: Annotations,
     linux: Linux,
+    hooks: Option<IgnoredAny>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -22,6 +24,8 @@ struct Annotations {
 #[serde(default)]
 struct Linux {
     namespaces: Vec<Namespace>,
+    #[serde(rename = "intelRdt")]
+    intel_rdt: Option<IgnoredAny>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -43,6 +47,12 @@ impl Spec {
             .group
             .as_deref()
             .or(self.annotations.sandbox.as_deref())
+    }
+
+    /// Whether a start and a deletion are only what [`runc`](crate::runc) does: there are no hooks to run, and no Intel RDT
+    /// group to remove.
+    pub fn is_plain(&self) -> bool {
+        self.hooks.is_none() && self.linux.intel_rdt.is_none()
     }
 
     /// Whether the kernel kills all processes of the container when its first one exits.
@@ -68,6 +78,14 @@ mod tests {
         assert_eq!(group(&both), Some("g".into()));
         assert_eq!(group("{}"), None);
         assert!(Spec::parse(b"[").is_err());
+    }
+
+    #[test]
+    fn hooks_and_groups_of_intel_rdt_are_left_to_the_runtime() {
+        let plain = |json: &str| Spec::parse(json.as_bytes()).unwrap().is_plain();
+        assert!(plain(r#"{"linux":{"namespaces":[]},"hooks":null}"#));
+        assert!(!plain(r#"{"hooks":{"poststop":[{"path":"/bin/x"}]}}"#));
+        assert!(!plain(r#"{"linux":{"intelRdt":{"closID":"x"}}}"#));
     }
 
     #[test]

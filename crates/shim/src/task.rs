@@ -185,6 +185,8 @@ pub struct Container {
     /// Whether containerd had the root file system mounted here.
     pub rootfs: bool,
     pub own_pid_namespace: bool,
+    /// Whether the shim may do what runc's start and deletion do.
+    pub plain: bool,
     pub cgroup: Option<Cgroup>,
     pub init: Process,
     pub execs: BTreeMap<String, Exec>,

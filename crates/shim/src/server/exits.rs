@@ -2,9 +2,10 @@
 
 use containerd_shim_protos::events::task::{TaskExit, TaskOOM};
 use nix::libc;
-use rustix::process::Pid;
+use rustix::process::{Pid, Signal};
 
 use super::Server;
+use crate::cgroup::signal::Signalled;
 use crate::exits::{self, Exit};
 use crate::log;
 use crate::runtime::Streams;
@@ -81,6 +82,8 @@ impl Server {
         };
         if let Some(exit) = process.exited(exit) {
             self.ended(id, exec, exit);
+        } else if exec.is_empty() {
+            self.end_release(id);
         }
     }
 
@@ -112,6 +115,13 @@ impl Server {
             return;
         };
         if container.own_pid_namespace {
+            return self.report(id, exec, exit);
+        }
+        let signalled = container
+            .cgroup
+            .as_ref()
+            .map(|cgroup| cgroup.signal_all(Signal::KILL));
+        if matches!(signalled, Some(Ok(Signalled::All))) {
             return self.report(id, exec, exit);
         }
         container.init.hold(exit);

@@ -18,6 +18,7 @@ use containerd_shim_protos::protobuf::Message;
 use nix::sys::signalfd::SignalFd;
 
 use self::service::Purpose;
+use self::service::release::Releasing;
 use self::streams::{Stray, Streaming};
 use crate::address::Address;
 use crate::bundle::Bundle;
@@ -86,6 +87,8 @@ pub struct Server {
     /// By process id.
     pub under_way: BTreeMap<i32, UnderWay>,
     pub unclaimed: Unclaimed,
+    /// Starts that are not left to the OCI runtime's program.
+    pub releases: BTreeMap<u32, Releasing>,
     pub streams: BTreeMap<u32, Streaming>,
     /// Streams that have more and gave others their turn.
     turns: BTreeSet<u32>,
@@ -119,6 +122,7 @@ impl Server {
             containers: BTreeMap::new(),
             under_way: BTreeMap::new(),
             unclaimed: Unclaimed::default(),
+            releases: BTreeMap::new(),
             streams: BTreeMap::new(),
             turns: BTreeSet::new(),
             strays: Vec::new(),
@@ -180,6 +184,7 @@ impl Server {
             Source::Publisher => self.publish = true,
             Source::Connection(number) => self.serve_connection(number),
             Source::Copy(number) => self.run_stream(number),
+            Source::Release(number) => self.check_release(number, false),
             Source::MemoryEvents => {
                 for container in self.oom.changed() {
                     self.publish_oom(&container);

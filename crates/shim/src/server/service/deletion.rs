@@ -1,7 +1,8 @@
 //! `Delete`: of a container whose first process has ended (or was never started), or of an exec.
 //!
-//! It waits a while for the end of the output, which other processes may hold open; then the OCI runtime deletes the
-//! container, and the root file system is unmounted.
+//! It waits a while for the end of the output, which other processes may hold open; then what the OCI runtime keeps of
+//! the container is removed (by [`runc`](crate::runc), or by the runtime's program where that does not suffice), and the
+//! root file system is unmounted.
 
 use std::time::Duration;
 
@@ -16,9 +17,10 @@ use crate::clock::{Instant, WallTime};
 use crate::exits::Exit;
 use crate::log;
 use crate::mounts;
+use crate::runc::Directory;
 use crate::runtime::{RuntimeError, Streams};
 use crate::server::{Server, Timer};
-use crate::task::{Process, Step, pid_number};
+use crate::task::{Container, Process, Step, pid_number};
 use crate::ttrpc::connection::ReplyTo;
 
 /// How long the end of output is waited for; as in Go's shim.
@@ -74,6 +76,9 @@ impl Server {
             return;
         };
         if exec.is_empty() {
+            if delete_here(id, container) {
+                return self.finish_delete(id, Ok(()), reply);
+            }
             let (runtime, bundle) = (container.runtime.clone(), container.bundle.clone());
             let purpose = Purpose::Delete(reply);
             let invoked = self.invoke(
@@ -191,6 +196,21 @@ impl Server {
         self.stop_when_unused = self.containers.is_empty();
         encode::empty().map(Some)
     }
+}
+
+/// Removes what runc keeps of a container that has ended, if that is all its deletion would do.
+fn delete_here(id: &str, container: &Container) -> bool {
+    let (true, Some(_), Some(pid)) = (container.plain, container.init.exit, container.init.pid) else {
+        return false;
+    };
+    let deleted = Directory::open(&container.runtime.directory(id), pid).and_then(Directory::delete);
+    // Another runtime has no such file.
+    if let Err(e) = &deleted
+        && e.kind() != std::io::ErrorKind::NotFound
+    {
+        log::warn(format_args!("the OCI runtime deletes the container: {e}"), id);
+    }
+    deleted.is_ok()
 }
 
 fn delete_response(process: &Process) -> DeleteResponse {

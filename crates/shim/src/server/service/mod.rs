@@ -1,6 +1,6 @@
 //! containerd's task service: what each request does.
 //!
-//! [`create`], [`exec`], [`steps`] (start, pause, resume, update), [`signals`] (kill), [`deletion`] and [`queries`] are
+//! [`create`], [`exec`], [`steps`] (start, pause, resume, update) with [`release`] (a start by the shim itself), [`signals`] (kill), [`deletion`] and [`queries`] are
 //! the requests; a request that needs the OCI runtime is answered when its invocation has exited
 //! ([`Server::finish`]).
 
@@ -9,6 +9,7 @@ pub mod deletion;
 pub mod encode;
 pub mod exec;
 pub mod queries;
+pub mod release;
 pub mod signals;
 pub mod steps;
 

@@ -1,15 +1,17 @@
 //! `Kill`.
 //!
-//! A signal for one process is sent here, without an invocation of the OCI runtime: the process is a child of the shim,
-//! which alone waits for it, so its process id cannot be another's. The runtime is asked for what needs it: a signal for
-//! all processes, for a frozen container, or with a number that has no name (real-time signals).
+//! Signals are sent here, without an invocation of the OCI runtime. One process is a child of the shim, which alone
+//! waits for it, so its process id cannot be another's. All are the processes of the container's cgroup. The runtime is
+//! asked for what needs it: a signal for a frozen container, or with a number that has no name (real-time signals).
 
 use containerd_shim_protos::api::KillRequest;
 use rustix::io::Errno;
 use rustix::process::{Signal, kill_process};
 
 use super::{Answer, Purpose, encode};
+use crate::cgroup::signal::Signalled;
 use crate::error::Failure;
+use crate::log;
 use crate::runtime::{RuntimeError, Streams};
 use crate::server::Server;
 use crate::task::State;
@@ -19,10 +21,22 @@ impl Server {
     pub(super) fn kill(&mut self, request: &KillRequest, reply: ReplyTo) -> Answer {
         let container = self.container(&request.id)?;
         let frozen = container.init.state == State::Paused;
+        let cgroup = container.cgroup.clone();
         let process = container.process(&request.exec_id)?;
         let named = i32::try_from(request.signal)
             .ok()
             .and_then(Signal::from_named_raw);
+        if request.exec_id.is_empty()
+            && request.all
+            && !frozen
+            && let (Some(signal), Some(cgroup)) = (named, &cgroup)
+        {
+            match cgroup.signal_all(signal) {
+                Ok(Signalled::All) => return encode::empty().map(Some),
+                Ok(Signalled::NotAll) => {}
+                Err(e) => log::warn(format_args!("cannot signal all processes: {e}"), &request.id),
+            }
+        }
         if request.exec_id.is_empty() && (request.all || frozen || named.is_none()) {
             return self.kill_by_runtime(request, reply);
         }

@@ -1,4 +1,5 @@
-//! `Start`, `Pause`, `Resume` and `Update`, each an invocation of the OCI runtime.
+//! `Start`, `Pause`, `Resume` and `Update`, each an invocation of the OCI runtime; a start only if the shim cannot
+//! do it itself.
 
 use containerd_shim_protos::api::{
     PauseRequest, ResumeRequest, StartRequest, StartResponse, UpdateTaskRequest,
@@ -44,6 +45,9 @@ impl Server {
     pub(super) fn start(&mut self, request: &StartRequest, reply: ReplyTo) -> Answer {
         if !request.exec_id.is_empty() {
             return self.start_exec(&request.id, &request.exec_id, reply);
+        }
+        if self.begin_release(&request.id, reply)? {
+            return Ok(None);
         }
         let purpose = Purpose::Start(reply);
         self.begin_step(
