@@ -22,6 +22,7 @@ use crate::error::CommandError;
 use crate::mounts;
 use crate::options::Options;
 use crate::runtime::Runtime;
+use crate::sandbox;
 
 /// A process that SIGKILL ended.
 const KILLED: u32 = 128 + 9;
@@ -52,6 +53,9 @@ pub fn run(arguments: &Arguments) -> Result<(), CommandError> {
         return print(&bytes);
     }
     // Everything is tried: what is left behind would stay for ever.
+    if let Err(e) = sandbox::clean(&bundle) {
+        warn(format_args!("cannot remove the sandbox: {e}"));
+    }
     remove_container(arguments, &bundle);
     let rootfs = bundle.join(ROOTFS);
     if mounts::unmount_all(&rootfs).is_err()

@@ -15,7 +15,8 @@
 //! - **It trusts only root.** Only root may connect, messages are bounded, and files of a bundle are opened beneath its
 //!   descriptor, without links, with limits ([`bundle`]). Nothing is opened that a container can change.
 //!
-//! What never happens here: a blocking wait, except in the short-lived commands `start` and `delete`; a decision about
+//! What never happens here: a blocking wait, except in the short-lived commands `start` and `delete` and for the end of a
+//! sandbox's process that was killed before its start; a decision about
 //! what should run; a second process that waits for children.
 //!
 //! Crates: containerd-shim-protos for the messages and ttrpc for the wire format, because the containerd project
@@ -23,8 +24,8 @@
 //! container. Not containerd-shim and its runc crate: they need that server or tokio.
 //!
 //! Modules: [`arguments`], [`start`], [`delete`], [`address`] are the command; [`server`] is the loop and carries out
-//! what it is asked for in [`server::service`]; [`task`] has the states of containers and processes; [`runtime`] runs runc or crun, [`runc`]
-//! does without it what needs no process of its own;
+//! what it is asked for in [`server::service`]; [`task`] has the states of containers and processes; [`runtime`] runs
+//! runc or crun, [`runc`] does without it what needs no process of its own, [`sandbox`] makes a pod's sandbox without it;
 //! [`stdio`] moves input and output; [`ttrpc`] speaks with containerd; [`cgroup`] and [`oom`] read control groups.
 
 mod address;
@@ -42,6 +43,7 @@ mod options;
 mod poll;
 mod runc;
 mod runtime;
+mod sandbox;
 mod server;
 mod spec;
 mod start;

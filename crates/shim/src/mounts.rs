@@ -33,13 +33,14 @@ pub enum MountError {
 
 /// Options of a mount: flags, and data for the file system.
 #[derive(Debug, PartialEq, Eq)]
-struct Parsed {
-    flags: MountFlags,
+pub struct Parsed {
+    pub flags: MountFlags,
     remount: bool,
-    data: String,
+    pub data: String,
 }
 
-fn parse(options: &[String]) -> Parsed {
+/// Separates flags from data.
+pub fn parse(options: &[String]) -> Parsed {
     let mut parsed = Parsed {
         flags: MountFlags::empty(),
         remount: false,

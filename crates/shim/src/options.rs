@@ -125,6 +125,14 @@ impl Options {
         Ok(serde_json::from_slice(&bytes)?)
     }
 
+    /// Whether a sandbox is only namespaces and a process, as with runc, and not another runtime's virtual machine; and
+    /// whether its cgroups are made without systemd.
+    pub fn makes_plain_sandboxes(&self) -> bool {
+        let program = Path::new(&self.binary_name).file_name();
+        let plain = program.is_none_or(|name| name == "runc" || name == "crun");
+        plain && !self.systemd_cgroup && !self.no_pivot_root
+    }
+
     pub fn write(&self, bundle: &Bundle) -> io::Result<()> {
         bundle.write(FILE, &serde_json::to_vec(self)?)?;
         bundle.write(PROGRAM_FILE, self.binary_name.as_bytes())

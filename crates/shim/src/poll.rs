@@ -31,6 +31,8 @@ pub enum Source {
     Copy(u32),
     /// The eventfd of a cgroup v1's memory.oom_control.
     OutOfMemory(u32),
+    /// The socket of a sandbox's process.
+    Sandbox(u32),
     /// The FIFO at which a container's process waits for its start.
     Release(u32),
 }
@@ -46,6 +48,7 @@ impl Source {
             Source::Copy(number) => (5, number),
             Source::OutOfMemory(number) => (6, number),
             Source::Release(number) => (7, number),
+            Source::Sandbox(number) => (8, number),
         };
         kind << 32 | u64::from(number)
     }
@@ -62,6 +65,7 @@ impl Source {
             5 => Source::Copy(number),
             6 => Source::OutOfMemory(number),
             7 => Source::Release(number),
+            8 => Source::Sandbox(number),
             _ => return None,
         })
     }
@@ -97,6 +101,11 @@ impl Poll {
         }
     }
 
+    /// Removes a descriptor, which may be added again as another source.
+    pub fn remove(&self, descriptor: impl AsFd) -> io::Result<()> {
+        Ok(epoll::delete(&self.0, descriptor)?)
+    }
+
     /// Waits for events, for at most `wait`. An interrupted wait returns none.
     pub fn wait(&self, wait: Option<Duration>) -> io::Result<Vec<Source>> {
         let wait = wait.map(|wait| Timespec {
@@ -130,6 +139,7 @@ mod tests {
             Source::Copy(u32::MAX),
             Source::OutOfMemory(0),
             Source::Release(9),
+            Source::Sandbox(3),
         ] {
             assert_eq!(Source::decode(source.encode()), Some(source));
         }

@@ -108,7 +108,7 @@ impl Directory {
 }
 
 impl Release {
-    /// Looks whether the process has continued: it then writes to the FIFO.
+    /// Reads whether the process has continued: it then writes to the FIFO.
     pub fn check(&self) -> io::Result<Released> {
         let mut bytes = [0; 16];
         match rustix::io::read(&self.fifo, &mut bytes) {

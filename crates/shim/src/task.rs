@@ -11,6 +11,7 @@ use crate::error::Failure;
 use crate::exits::Exit;
 use crate::options::Options;
 use crate::runtime::Runtime;
+use crate::sandbox::Sandbox;
 use crate::stdio::{Io, Stdio};
 use crate::ttrpc::connection::ReplyTo;
 
@@ -50,7 +51,7 @@ pub enum Step {
 }
 
 impl Step {
-    fn name(self) -> &'static str {
+    pub fn name(self) -> &'static str {
         match self {
             Step::Start => "start",
             Step::Pause => "pause",
@@ -185,6 +186,8 @@ pub struct Container {
     /// Whether containerd had the root file system mounted here.
     pub rootfs: bool,
     pub own_pid_namespace: bool,
+    /// A sandbox that the shim has made itself.
+    pub sandbox: Option<Rc<Sandbox>>,
     /// Whether the shim may do what runc's start and deletion do.
     pub plain: bool,
     pub cgroup: Option<Cgroup>,
@@ -201,6 +204,16 @@ impl Container {
         match self.execs.get_mut(exec) {
             Some(exec) => Ok(&mut exec.process),
             None => Err(Failure::not_found(format!("process does not exist {exec}"))),
+        }
+    }
+
+    /// An error if the OCI runtime does not know the container, which is to `what` it.
+    pub fn is_of_runtime(&self, what: &str) -> Result<(), Failure> {
+        match self.sandbox {
+            None => Ok(()),
+            Some(_) => Err(Failure::unimplemented(format!(
+                "{what} of a sandbox without an OCI runtime"
+            ))),
         }
     }
 

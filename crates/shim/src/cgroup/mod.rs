@@ -16,7 +16,7 @@ use containerd_shim_protos::protobuf::Message;
 use containerd_shim_protos::protobuf::well_known_types::any::Any;
 use rustix::process::Pid;
 
-const ROOT: &str = "/sys/fs/cgroup";
+pub const ROOT: &str = "/sys/fs/cgroup";
 /// The file system type of cgroup v2 (linux/magic.h).
 const CGROUP2_MAGIC: i64 = 0x6367_7270;
 /// Statistics have a few KB; memory.stat of v2 is the longest.

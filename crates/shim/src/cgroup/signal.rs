@@ -95,7 +95,7 @@ impl Cgroup {
             Err(e) if is_gone(&e) => Vec::new(),
             Err(e) => return Err(e),
         };
-        // 0 stands for a process of another PID namespace.
+        // 0 is a process of another PID namespace.
         let named = |pid: u32| i32::try_from(pid).ok().filter(|pid| *pid > 0);
         Ok(found.into_iter().filter_map(named).collect())
     }

@@ -44,6 +44,19 @@ impl Groups {
         Groups(groups)
     }
 
+    /// The groups with one path below the hierarchies that there are.
+    pub fn below(path: &str) -> Self {
+        let root = Path::new(super::ROOT);
+        let mounted = CONTROLLERS
+            .into_iter()
+            .filter(|controller| root.join(controller).is_dir());
+        Groups(
+            mounted
+                .map(|controller| (controller, root.join(controller).join(path)))
+                .collect(),
+        )
+    }
+
     pub fn get(&self, controller: &str) -> Option<&Path> {
         self.0.get(controller).map(PathBuf::as_path)
     }

@@ -52,6 +52,7 @@ impl Server {
             .under_way
             .values()
             .any(|under_way| under_way.purpose.starts_process())
+            && self.awaiting.sandboxes.is_empty()
         {
             self.unclaimed.forget();
         }

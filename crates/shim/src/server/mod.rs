@@ -17,8 +17,7 @@ use std::time::Duration;
 use containerd_shim_protos::protobuf::Message;
 use nix::sys::signalfd::SignalFd;
 
-use self::service::Purpose;
-use self::service::release::Releasing;
+use self::service::{Awaiting, Purpose};
 use self::streams::{Stray, Streaming};
 use crate::address::Address;
 use crate::bundle::Bundle;
@@ -87,8 +86,8 @@ pub struct Server {
     /// By process id.
     pub under_way: BTreeMap<i32, UnderWay>,
     pub unclaimed: Unclaimed,
-    /// Starts that are not left to the OCI runtime's program.
-    pub releases: BTreeMap<u32, Releasing>,
+    /// What is under way without an invocation.
+    pub awaiting: Awaiting,
     pub streams: BTreeMap<u32, Streaming>,
     /// Streams that have more and gave others their turn.
     turns: BTreeSet<u32>,
@@ -122,7 +121,7 @@ impl Server {
             containers: BTreeMap::new(),
             under_way: BTreeMap::new(),
             unclaimed: Unclaimed::default(),
-            releases: BTreeMap::new(),
+            awaiting: Awaiting::default(),
             streams: BTreeMap::new(),
             turns: BTreeSet::new(),
             strays: Vec::new(),
@@ -185,6 +184,7 @@ impl Server {
             Source::Connection(number) => self.serve_connection(number),
             Source::Copy(number) => self.run_stream(number),
             Source::Release(number) => self.check_release(number, false),
+            Source::Sandbox(number) => self.check_sandbox(number),
             Source::MemoryEvents => {
                 for container in self.oom.changed() {
                     self.publish_oom(&container);
@@ -223,7 +223,7 @@ impl Server {
 
     /// Whether there is no container, and none is being made.
     pub fn is_unused(&self) -> bool {
-        self.containers.is_empty() && self.under_way.is_empty()
+        self.containers.is_empty() && self.under_way.is_empty() && self.awaiting.sandboxes.is_empty()
     }
 
     /// Exits once everything has been sent.

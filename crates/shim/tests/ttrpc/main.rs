@@ -8,5 +8,6 @@
 
 mod life;
 mod pod;
+mod sandbox;
 mod streams;
 mod trouble;

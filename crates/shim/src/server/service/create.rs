@@ -22,6 +22,8 @@ use crate::log;
 use crate::mounts;
 use crate::options::Options;
 use crate::runtime::{Runtime, RuntimeError, Streams};
+use crate::sandbox::Sandbox;
+use crate::sandbox::plan::Plan;
 use crate::server::Server;
 use crate::spec::Spec;
 use crate::stdio::console::ConsoleSocket;
@@ -41,9 +43,32 @@ pub struct Creating {
     stdio: Stdio,
     prepared: Prepared,
     console: Option<ConsoleSocket>,
+    /// A sandbox that the shim makes itself.
+    plan: Option<Box<Plan>>,
+    sandbox: Option<Rc<Sandbox>>,
 }
 
 impl Creating {
+    pub(super) fn id(&self) -> &str {
+        &self.id
+    }
+
+    pub(super) fn bundle(&self) -> &Rc<Bundle> {
+        &self.bundle
+    }
+
+    pub(super) fn keeps_keyring(&self) -> bool {
+        self.options.no_new_keyring
+    }
+
+    pub(super) fn take_plan(&mut self) -> Option<Box<Plan>> {
+        self.plan.take()
+    }
+
+    pub(super) fn set_sandbox(&mut self, sandbox: Option<Rc<Sandbox>>) {
+        self.sandbox = sandbox;
+    }
+
     /// Removes what was made outside of the runtime.
     fn undo(&self) {
         if let Some(console) = &self.console {
@@ -68,7 +93,12 @@ impl Server {
         }
         let being_made =
             |purpose: &Purpose| matches!(purpose, Purpose::Create(creating, _) if creating.id == request.id);
-        let exists = self.containers.contains_key(&request.id);
+        let exists = self.containers.contains_key(&request.id)
+            || self
+                .awaiting
+                .sandboxes
+                .values()
+                .any(|awaited| awaited.container() == request.id);
         if exists || self.under_way.values().any(|other| being_made(&other.purpose)) {
             return Err(Failure::already_exists(format!("container {}", request.id)));
         }
@@ -76,6 +106,19 @@ impl Server {
             return Err(Failure::unimplemented("restoring a checkpoint"));
         }
         let (creating, streams) = self.prepare(request)?;
+        match self.create_sandbox(creating, reply) {
+            None => Ok(None),
+            Some(creating) => self.create_by_runtime(creating, streams, reply),
+        }
+    }
+
+    /// Has the OCI runtime make a container.
+    pub(super) fn create_by_runtime(
+        &mut self,
+        creating: Creating,
+        streams: Streams,
+        reply: ReplyTo,
+    ) -> Answer {
         let runtime = creating.runtime.clone();
         let (bundle, id) = (creating.bundle.clone(), creating.id.clone());
         let pid_file = bundle.join(INIT_PID);
@@ -133,7 +176,15 @@ impl Server {
         let (streams, prepared, console) = streams
             .map_err(failed("failed to create init process I/O"))
             .inspect_err(|_| unmount(&request.id, &bundle, &request.rootfs))?;
+        let has_streams = !(stdio.stdin.is_empty() && stdio.stdout.is_empty() && stdio.stderr.is_empty());
+        let plan = if has_streams || stdio.terminal || !options.makes_plain_sandboxes() {
+            None
+        } else {
+            Sandbox::plan(&config).map(Box::new)
+        };
         let creating = Creating {
+            plan,
+            sandbox: None,
             runtime: Runtime::new(&options, &self.namespace),
             id: request.id,
             plain: spec.is_plain() && !options.systemd_cgroup,
@@ -182,7 +233,7 @@ impl Server {
             creating.runtime.clone(),
             creating.bundle.clone(),
         );
-        let rootfs = creating.rootfs.clone();
+        let (rootfs, sandbox) = (creating.rootfs.clone(), creating.sandbox.clone());
         match self.add_container(creating) {
             Ok(pid) => {
                 let response = CreateTaskResponse {
@@ -193,6 +244,11 @@ impl Server {
                 self.claim(pid, &id, "");
             }
             Err(failure) => {
+                if let Some(sandbox) = sandbox
+                    && let Err(e) = sandbox.discard(&bundle)
+                {
+                    log::error(format_args!("a sandbox that was made in vain is left: {e}"), &id);
+                }
                 let delete = ["delete", "--force", &id];
                 let discarded = self.invoke(
                     &runtime,
@@ -226,6 +282,8 @@ impl Server {
             stdio,
             prepared,
             console,
+            plan: _,
+            sandbox,
         } = creating;
         let pid = bundle
             .read_pid(INIT_PID)
@@ -264,6 +322,7 @@ impl Server {
             rootfs: !rootfs.is_empty(),
             own_pid_namespace,
             plain,
+            sandbox,
             cgroup,
             init: Process::new(Some(pid), stdio, io),
             execs: Default::default(),

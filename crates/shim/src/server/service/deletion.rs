@@ -28,6 +28,8 @@ const OUTPUT: Duration = Duration::from_secs(2);
 /// An unmount that fails because something is in use is tried so often, so far apart; as in containerd.
 const UNMOUNT_ATTEMPTS: u32 = 50;
 const UNMOUNT_WAIT: Duration = Duration::from_millis(50);
+/// The same for the removal of a sandbox's cgroups: the kernel lets an ended process go a moment later.
+const GROUP_WAIT: Duration = Duration::from_millis(5);
 /// The exit code of a process whose exit was not seen.
 const UNKNOWN: u32 = 255;
 
@@ -76,6 +78,13 @@ impl Server {
             return;
         };
         if exec.is_empty() {
+            if let Some(sandbox) = &container.sandbox {
+                // It may not have been started.
+                if container.init.exit.is_none() {
+                    let _ = rustix::process::kill_process(sandbox.pid, rustix::process::Signal::KILL);
+                }
+                return self.finish_delete(id, Ok(()), reply);
+            }
             if delete_here(id, container) {
                 return self.finish_delete(id, Ok(()), reply);
             }
@@ -124,6 +133,19 @@ impl Server {
         let Some(container) = self.containers.get_mut(id) else {
             return;
         };
+        if let Some(sandbox) = &container.sandbox
+            && let Err(e) = sandbox.remove(&container.bundle)
+        {
+            if attempt < UNMOUNT_ATTEMPTS {
+                let timer = Timer::Unmount {
+                    container: id.to_owned(),
+                    attempt: attempt + 1,
+                };
+                self.timers.set(Instant::now().after(GROUP_WAIT), timer);
+                return;
+            }
+            log::error(format_args!("the sandbox's cgroups are left: {e}"), id);
+        }
         if container.rootfs {
             let rootfs = container.bundle.join(ROOTFS);
             match mounts::unmount_all(&rootfs) {

@@ -47,6 +47,7 @@ pub(super) fn pid_file(exec: &str) -> String {
 impl Server {
     pub(super) fn exec(&mut self, request: ExecProcessRequest) -> Answer {
         let container = self.container(&request.id)?;
+        container.is_of_runtime("exec")?;
         if !is_identifier(&request.exec_id) {
             return Err(Failure::invalid(format!("exec id {:?}", request.exec_id)));
         }

@@ -1,6 +1,6 @@
 //! containerd's task service: what each request does.
 //!
-//! [`create`], [`exec`], [`steps`] (start, pause, resume, update) with [`release`] (a start by the shim itself), [`signals`] (kill), [`deletion`] and [`queries`] are
+//! [`create`], [`exec`], [`steps`] (start, pause, resume, update) with [`release`] and [`sandbox`] (done by the shim itself), [`signals`] (kill), [`deletion`] and [`queries`] are
 //! the requests; a request that needs the OCI runtime is answered when its invocation has exited
 //! ([`Server::finish`]).
 
@@ -10,14 +10,19 @@ pub mod encode;
 pub mod exec;
 pub mod queries;
 pub mod release;
+pub mod sandbox;
 pub mod signals;
 pub mod steps;
+
+use std::collections::BTreeMap;
 
 use containerd_shim_protos::protobuf::Message;
 use containerd_shim_protos::ttrpc::Request;
 
 use self::create::Creating;
 use self::exec::Starting;
+use self::release::Releasing;
+use self::sandbox::Awaited;
 use crate::error::Failure;
 use crate::log;
 use crate::runtime::RuntimeError;
@@ -45,6 +50,15 @@ pub enum Purpose {
     Delete(ReplyTo),
     /// Remove a container that was made in vain.
     Discard,
+}
+
+/// What is under way without an invocation of the OCI runtime, by the number of its descriptor in the epoll set.
+#[derive(Default)]
+pub struct Awaiting {
+    /// Starts of runc's containers.
+    pub releases: BTreeMap<u32, Releasing>,
+    /// Sandboxes whose process is about to report.
+    pub sandboxes: BTreeMap<u32, Awaited>,
 }
 
 impl Purpose {

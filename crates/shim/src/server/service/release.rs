@@ -44,13 +44,13 @@ impl Server {
             release,
             reply,
         };
-        self.releases.insert(number, releasing);
+        self.awaiting.releases.insert(number, releasing);
         Ok(true)
     }
 
     /// A container's process may have continued, or has exited.
     pub fn check_release(&mut self, number: u32, exited: bool) {
-        let Some(releasing) = self.releases.get(&number) else {
+        let Some(releasing) = self.awaiting.releases.get(&number) else {
             return;
         };
         let result = match releasing.release.check() {
@@ -61,14 +61,14 @@ impl Server {
             Ok(Released::NotYet) => return,
             Err(e) => Err(RuntimeError::Logged(format!("cannot read exec fifo: {e}"))),
         };
-        if let Some(releasing) = self.releases.remove(&number) {
+        if let Some(releasing) = self.awaiting.releases.remove(&number) {
             self.finish_start(&releasing.container, result, releasing.reply);
         }
     }
 
     /// The first process of a container has exited: a start under way ends now.
     pub fn end_release(&mut self, id: &str) {
-        let mut releases = self.releases.iter();
+        let mut releases = self.awaiting.releases.iter();
         let number = releases.find_map(|(number, releasing)| (releasing.container == id).then_some(*number));
         if let Some(number) = number {
             self.check_release(number, true);

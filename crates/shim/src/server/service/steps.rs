@@ -23,6 +23,7 @@ impl Server {
     /// Begins a step of a container's first process.
     fn begin_step(&mut self, id: &str, step: Step, argument: &str, purpose: Purpose, what: &str) -> Answer {
         let container = self.container(id)?;
+        container.is_of_runtime(step.name())?;
         container.init.begin(step)?;
         let (runtime, bundle) = (container.runtime.clone(), container.bundle.clone());
         match self.invoke(
@@ -45,6 +46,9 @@ impl Server {
     pub(super) fn start(&mut self, request: &StartRequest, reply: ReplyTo) -> Answer {
         if !request.exec_id.is_empty() {
             return self.start_exec(&request.id, &request.exec_id, reply);
+        }
+        if self.start_sandbox(&request.id, reply)? {
+            return Ok(None);
         }
         if self.begin_release(&request.id, reply)? {
             return Ok(None);
@@ -162,6 +166,7 @@ impl Server {
         if container.init.state == State::Stopped {
             return Err(Failure::unknown("cannot update a stopped container"));
         }
+        container.is_of_runtime("update")?;
         let Some(resources) = request.resources.as_ref().filter(|any| !any.value.is_empty()) else {
             return Err(Failure::invalid("no resources"));
         };
