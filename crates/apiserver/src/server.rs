@@ -102,7 +102,7 @@ pub struct Options {
     /// Whether writes of components in this process update `managedFields`. Only a process that simulates a cluster does without: nothing reads
     /// them there, and they are half of most objects.
     pub tracks_fields_in_process: bool,
-    /// Authorizes requests, instead of [`Standard`] (kube-apiserver's `--authorization-config`).
+    /// Authorizes requests, instead of the standard authorizer (kube-apiserver's `--authorization-config`).
     pub authorizer: Option<Arc<dyn Authorizer>>,
     /// The audit policy and log.
     pub audit: Option<Audit>,

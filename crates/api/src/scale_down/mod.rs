@@ -1,7 +1,7 @@
 //! Which pods of a ReplicaSet or ReplicationController are deleted when it is scaled down: for its controller, and for `knarr whatif`.
 //!
 //! The order is v1.36's ([`deletion_order`]), unless the workload or the cluster has the policy [`Policy::Spread`] (SPEC B3). Then,
-//! of the pods with the same [`Precedence`](deletion_order::Precedence), the next one is always of the domains that have the most
+//! of the pods with the same [`deletion_order::Precedence`], the next one is always of the domains that have the most
 //! matching pods by then ([`constraint_counts`]); where that is equal, it is the next in v1.36's order.
 //!
 //! For one constraint this gives the smallest skew that any choice of as many pods gives: pods are only taken from a highest count,

@@ -1,4 +1,4 @@
-//! The types of the published API: their fields ([`Shape`]), how these merge ([`rules`]),
+//! The types of the published API: their fields and shapes, how these merge ([`rules`]),
 //! and the values of enums ([`values`]).
 //!
 //! Shapes come from the types' own JSON schemas, so they always agree with decoding. Each is made when it is

@@ -122,7 +122,7 @@ impl ImageRecords {
         }
     }
 
-    /// Ids and sizes of the unused images, in the order of deletion. Call [`ImageRecords::see`] with the same `now` before.
+    /// Ids and sizes of the unused images, in the order of deletion. Call [`ImageRecords::detect_images`] with the same `now` before.
     pub fn unused(&self, policy: &ImageGc, now: Timestamp) -> Vec<(String, u64)> {
         let old_enough = |r: &ImageRecord| now.duration_since(r.first_seen) >= policy.min_age;
         self.listed(|r| r.last_used.is_none_or(|at| at < now) && old_enough(r))

@@ -1,7 +1,7 @@
 //! The allocated resources of a pod and its containers, and their actual ones (upstream: the allocation manager).
 //!
 //! Both may differ from the spec while a resize is in progress (`resize.rs`). Containers are created and restarted with
-//! the allocated resources ([`Pod::allocated`]): a deferred resize does not happen by a crash. After a restart of the
+//! the allocated resources: a deferred resize does not happen by a crash. After a restart of the
 //! kubelet both are taken from the last reported status.
 
 use k8s_openapi::api::core::v1 as core;

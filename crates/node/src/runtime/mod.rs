@@ -1,6 +1,6 @@
 //! The container runtime, as the kubelet needs it: one trait, two implementations.
 //!
-//! [`cri`] speaks CRI v1 to containerd; [`fake`] keeps containers in memory for tests and the simulation.
+//! [`cri`] speaks CRI v1 to containerd; `fake` keeps containers in memory for tests and the simulation.
 //! Configurations are CRI's own messages; results are the types of `knarr_kubelet::runtime`.
 
 pub mod cri;

@@ -19,7 +19,7 @@ use crate::bundle::Bundle;
 /// The terminal's name is sent, too; it is not used.
 const MAX_NAME_BYTES: usize = 4096;
 
-/// A socket in a bundle; removed with [`ConsoleSocket::receive`] or [`remove`].
+/// A socket in a bundle, until [`ConsoleSocket::remove`].
 #[derive(Debug)]
 pub struct ConsoleSocket {
     listener: OwnedFd,

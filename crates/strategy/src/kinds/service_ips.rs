@@ -85,7 +85,7 @@ impl NodePorts {
         (i32::from(self.first)..=i32::from(self.last)).contains(&port)
     }
 
-    /// The first port that is not `used`, as in [`Cidr::next_free`].
+    /// The first port that is not `used`, as in [`next_free`].
     pub fn next_free(&self, used: impl Fn(i32) -> bool, random: u64) -> Option<i32> {
         let size = u64::from(self.last.checked_sub(self.first)?) + 1;
         // The static band: a thirty-second of the range, between 16 and 128 ports (KEP-3668).
