@@ -18,6 +18,7 @@ mod identities;
 mod joining;
 mod lifecycles;
 mod limits;
+mod memory;
 mod nothing_open;
 mod operators;
 mod proxy;
