@@ -10,7 +10,7 @@ use std::sync::Arc;
 use k8s_openapi::api::apps::v1::{ReplicaSet, StatefulSet};
 use k8s_openapi::api::core::v1::{Pod, ReplicationController};
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
-use knarr_api::kinds::pod::is_terminal;
+use knarr_api::kinds::pod::{is_ready, is_terminal};
 use knarr_api::{Object, k8s_openapi};
 use knarr_apimachinery::ids::PodUid;
 use knarr_apimachinery::time::seconds;
@@ -40,15 +40,12 @@ struct PodState {
 
 impl PodState {
     fn of(pod: &Pod) -> Self {
-        let status = pod.status.as_ref();
-        let conditions = status.and_then(|s| s.conditions.as_ref());
-        let mut conditions = conditions.into_iter().flatten();
         PodState {
             created: pod.metadata.creation_timestamp.as_ref().map(|t| t.0),
             deleted: pod.metadata.deletion_timestamp.as_ref().map(|t| t.0),
-            is_ready: conditions.any(|c| c.type_ == "Ready" && c.status == "True"),
+            is_ready: is_ready(pod),
             is_terminal: is_terminal(pod),
-            has_failed: status.and_then(|s| s.phase.as_deref()) == Some("Failed"),
+            has_failed: pod.status.as_ref().and_then(|s| s.phase.as_deref()) == Some("Failed"),
         }
     }
 
