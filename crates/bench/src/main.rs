@@ -6,6 +6,7 @@ mod cluster;
 mod compare;
 mod container_runtime;
 mod controllers;
+mod memory;
 mod network;
 mod node;
 mod pod_trace;
@@ -73,6 +74,8 @@ enum Name {
     Pods,
     /// The API server over HTTPS: creates, reads, lists, watches, leases; memory as it fills.
     Api,
+    /// Memory idle, with ten thousand Services, and after everything is deleted.
+    Memory,
     /// The embedded store alone: durable writes, opening.
     Store,
     /// StatefulSets coming up on a thousand nodes, a lost node's pods, ten thousand pods at rest.
@@ -193,6 +196,10 @@ async fn measure(cli: &Cli) -> Result<Vec<Report>, Box<dyn std::error::Error>> {
     if selected(Name::Api) {
         let _progress = Progress::start("measuring the API server (about a minute)");
         reports.extend(api::all(only).await?);
+    }
+    if selected(Name::Memory) {
+        let _progress = Progress::start("measuring memory (about four minutes)");
+        reports.push(memory::report(&setup).await?);
     }
     if selected(Name::Controllers) {
         let _progress = Progress::start("measuring the controllers (about two minutes)");

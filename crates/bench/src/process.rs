@@ -85,7 +85,7 @@ impl Knarr {
             "--cluster-cidr",
             "10.199.0.0/24",
             "--service-cidr",
-            "10.198.0.0/24",
+            "10.198.0.0/16",
             "--node-name",
             "bench",
             // The disk usage of this host must not affect it.

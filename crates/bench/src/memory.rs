@@ -1,0 +1,246 @@
+//! Memory that comes back: resident memory of `knarr up` idle, with ten thousand Services and EndpointSlices, with custom resources of many
+//! definitions, and after all of it is deleted.
+
+use std::time::Duration;
+
+use futures::{StreamExt, TryStreamExt};
+use http::Request;
+use serde_json::{Value, json};
+use tokio::time::Instant;
+
+use crate::calibration::Basis;
+use crate::process::{Knarr, LIMIT, Result, Setup};
+use crate::report::{Report, Target};
+
+/// Services, and as many EndpointSlices.
+const SERVICES: usize = 10_000;
+/// Endpoints of each slice.
+const ENDPOINTS: usize = 5;
+/// CustomResourceDefinitions, each with [`OBJECTS`] custom resources.
+const DEFINITIONS: usize = 40;
+const OBJECTS: usize = 50;
+/// Requests in progress at once.
+const AT_ONCE: usize = 32;
+/// Before memory is read: what is only needed during changes may go.
+const REST: Duration = Duration::from_secs(20);
+/// How long after the deletion memory must be back (issue: within a minute).
+const BACK: Duration = Duration::from_secs(60);
+
+const NAMESPACE: &str = "default";
+const DEFINITIONS_PATH: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
+
+/// The measurement, with a node whose service proxy and controllers have the same objects.
+pub async fn report(setup: &Setup) -> Result<Report> {
+    let mut report = Report::new(
+        "memory",
+        format!(
+            "`knarr up`, resident MB of its process: idle; {SERVICES} Services and as many EndpointSlices of {ENDPOINTS} endpoints; \
+             these deleted; {DEFINITIONS} CustomResourceDefinitions with {OBJECTS} objects each, read as OpenAPI, deleted"
+        ),
+    );
+    let mut cluster = Knarr::start_with("up", setup)?;
+    let client = cluster.ready(Instant::now()).await?;
+    tokio::time::sleep(REST).await;
+    let idle = cluster.memory_mb()?;
+    report
+        .record("idle", idle, "MB", Basis::None)
+        .target(Target::AtMost(60.0))
+        .kubernetes(576.0);
+
+    let objects: Vec<(String, Value)> = (0..SERVICES).flat_map(service).collect();
+    create_all(&client, objects).await?;
+    tokio::time::sleep(REST).await;
+    let full = cluster.memory_mb()?;
+    let mut encoded = 0;
+    let mut paths = Vec::new();
+    for (collection, _) in &collections() {
+        let list = list(&client, collection).await?;
+        for item in &list {
+            encoded += item.to_string().len();
+            paths.push(format!(
+                "{collection}/{}",
+                item["metadata"]["name"].as_str().unwrap_or("")
+            ));
+        }
+    }
+    report.record("with Services and EndpointSlices", full, "MB", Basis::None);
+    report
+        .record(
+            "an object over its JSON",
+            ((full - idle) * 1e6 - encoded as f64) / paths.len() as f64 / 1e3,
+            "KB",
+            Basis::None,
+        )
+        .target(Target::AtMost(4.0));
+    delete_all(&client, paths).await?;
+    tokio::time::sleep(BACK).await;
+    let back = cluster.memory_mb()?;
+    report.record("a minute after their deletion", back, "MB", Basis::None);
+    report
+        .record("of idle", back / idle, "x", Basis::None)
+        .target(Target::AtMost(1.3));
+
+    custom_resources(&client).await?;
+    tokio::time::sleep(BACK).await;
+    let back = cluster.memory_mb()?;
+    report.record("a minute after custom resources", back, "MB", Basis::None);
+    report
+        .record("of idle, after custom resources", back / idle, "x", Basis::None)
+        .target(Target::AtMost(1.3));
+    Ok(report)
+}
+
+fn collections() -> [(String, &'static str); 2] {
+    [
+        (
+            format!("/apis/discovery.k8s.io/v1/namespaces/{NAMESPACE}/endpointslices"),
+            "EndpointSlice",
+        ),
+        (format!("/api/v1/namespaces/{NAMESPACE}/services"), "Service"),
+    ]
+}
+
+/// A Service without a selector and its EndpointSlice, each with the collection that it is created in.
+fn service(n: usize) -> [(String, Value); 2] {
+    let [(slices, _), (services, _)] = collections();
+    let name = format!("memory-{n:05}");
+    let endpoints: Vec<Value> = (0..ENDPOINTS)
+        .map(|e| {
+            json!({
+                "addresses": [format!("10.{}.{}.{}", 200 + e, n / 250, 1 + n % 250)],
+                "conditions": {"ready": true}, "nodeName": format!("node-{e}"),
+            })
+        })
+        .collect();
+    let ports = json!([{"name": "http", "port": 80, "protocol": "TCP"}]);
+    [
+        (
+            services,
+            json!({"metadata": {"name": name}, "spec": {"ports": ports}}),
+        ),
+        (
+            slices,
+            json!({
+                "metadata": {"name": format!("{name}-1"), "labels": {"kubernetes.io/service-name": name}},
+                "addressType": "IPv4", "endpoints": endpoints, "ports": ports,
+            }),
+        ),
+    ]
+}
+
+async fn create_all(client: &kube::Client, objects: Vec<(String, Value)>) -> Result<()> {
+    let requests = objects.into_iter().map(|(collection, object)| async move {
+        let request = Request::post(collection)
+            .header("content-type", "application/json")
+            .body(object.to_string().into_bytes())?;
+        client.request::<Value>(request).await?;
+        Ok::<_, Box<dyn std::error::Error>>(())
+    });
+    futures::stream::iter(requests)
+        .buffer_unordered(AT_ONCE)
+        .try_collect()
+        .await
+}
+
+async fn list(client: &kube::Client, collection: &str) -> Result<Vec<Value>> {
+    let mut list: Value = client.request(Request::get(collection).body(Vec::new())?).await?;
+    Ok(match list["items"].take() {
+        Value::Array(items) => items,
+        _ => Vec::new(),
+    })
+}
+
+async fn delete_all(client: &kube::Client, paths: Vec<String>) -> Result<()> {
+    let requests = paths.into_iter().map(|path| async move {
+        match client
+            .request::<Value>(Request::delete(path).body(Vec::new())?)
+            .await
+        {
+            // A Service's slices may be deleted by their controller.
+            Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
+            result => result.map(drop),
+        }
+        .map_err(Box::<dyn std::error::Error>::from)
+    });
+    futures::stream::iter(requests)
+        .buffer_unordered(AT_ONCE)
+        .try_collect()
+        .await
+}
+
+/// Creates definitions and objects of them, reads the published OpenAPI, and deletes the definitions, which deletes the objects.
+async fn custom_resources(client: &kube::Client) -> Result<()> {
+    let definitions = (0..DEFINITIONS).map(|n| (DEFINITIONS_PATH.to_string(), definition(n)));
+    create_all(client, definitions.collect()).await?;
+    let begin = Instant::now();
+    for n in 0..DEFINITIONS {
+        while !is_established(client, n).await? {
+            if begin.elapsed() > LIMIT {
+                return Err(format!("definition {n} is not established").into());
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+    let objects = (0..DEFINITIONS * OBJECTS).map(|i| {
+        let n = i % DEFINITIONS;
+        let object = json!({
+            "apiVersion": format!("{}/v1", group(n)), "kind": "Thing",
+            "metadata": {"name": format!("thing-{i}")},
+            "spec": {"replicas": i, "settings": {"a": "1", "b": "2"}},
+        });
+        (
+            format!("/apis/{}/v1/namespaces/{NAMESPACE}/things", group(n)),
+            object,
+        )
+    });
+    create_all(client, objects.collect()).await?;
+    for path in ["/openapi/v2", "/openapi/v3/api/v1"] {
+        client.request_text(Request::get(path).body(Vec::new())?).await?;
+    }
+    let paths = (0..DEFINITIONS).map(|n| format!("{DEFINITIONS_PATH}/things.{}", group(n)));
+    delete_all(client, paths.collect()).await?;
+    let begin = Instant::now();
+    while !list(client, DEFINITIONS_PATH)
+        .await?
+        .iter()
+        .all(|d| d["spec"]["group"].as_str().is_none_or(|g| !g.ends_with(GROUPS)))
+    {
+        if begin.elapsed() > LIMIT {
+            return Err("the definitions are not deleted".into());
+        }
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    Ok(())
+}
+
+const GROUPS: &str = ".memory.example.com";
+
+fn group(n: usize) -> String {
+    format!("g{n}{GROUPS}")
+}
+
+fn definition(n: usize) -> Value {
+    let settings = json!({"type": "object", "additionalProperties": {"type": "string"}});
+    let spec =
+        json!({"type": "object", "properties": {"replicas": {"type": "integer"}, "settings": settings}});
+    let schema = json!({"type": "object", "properties": {"spec": spec}});
+    json!({
+        "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
+        "metadata": {"name": format!("things.{}", group(n))},
+        "spec": {
+            "group": group(n), "scope": "Namespaced",
+            "names": {"plural": "things", "singular": "thing", "kind": "Thing", "listKind": "ThingList"},
+            "versions": [{"name": "v1", "served": true, "storage": true, "schema": {"openAPIV3Schema": schema}}],
+        },
+    })
+}
+
+async fn is_established(client: &kube::Client, n: usize) -> Result<bool> {
+    let path = format!("{DEFINITIONS_PATH}/things.{}", group(n));
+    let definition: Value = client.request(Request::get(path).body(Vec::new())?).await?;
+    let conditions = definition["status"]["conditions"].as_array();
+    Ok(conditions
+        .into_iter()
+        .flatten()
+        .any(|c| c["type"] == "Established" && c["status"] == "True"))
+}
