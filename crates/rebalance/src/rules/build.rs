@@ -345,8 +345,11 @@ impl Rules {
         }
         let mut possible = PossibleNodes::default();
         for (rule, of) in self.duplicates.iter_mut().enumerate() {
-            if let Some(first) = self.duplicates_classes[rule].first() {
-                of.set_nodes(possible.of(cluster, &self.classes[*first].class));
+            // Pods of one owner may be of several templates: the most nodes that one of them may run on.
+            let classes = self.duplicates_classes[rule].iter();
+            let nodes = classes.map(|class| possible.of(cluster, &self.classes[*class].class));
+            if let Some(nodes) = nodes.max() {
+                of.set_nodes(nodes);
             }
         }
     }
