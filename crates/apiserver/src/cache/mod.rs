@@ -23,7 +23,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use bytes::Bytes;
 use knarr_api::emulation::Emulation;
-use knarr_api::{AnyObject, Kind, Object, registry};
+use knarr_api::{AnyObject, Kind, Object, object, registry};
 use knarr_apimachinery::Error;
 use knarr_client::Term;
 use knarr_client::metrics::Samples;
@@ -251,7 +251,7 @@ impl Cache {
             meta.name.as_deref().unwrap_or(""),
         );
         let encoding = encoding.unwrap_or_else(|| Object::encode_for_store(&mut *typed));
-        let mut value = Bytes::from(encoding);
+        let mut value = object::kept(encoding);
         if let Some(AtRest { encryption, entropy }) = &self.at_rest {
             value = encryption
                 .seal((kind.group(), kind.plural()), &key, value, &**entropy)
