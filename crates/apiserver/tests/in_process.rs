@@ -400,6 +400,38 @@ async fn a_pod_is_bound_once() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_generated_name_is_one_that_no_object_has() {
+    let c = cluster().await;
+    // The names that the test's entropy makes differ in one character. Of each four one is free: eight attempts find one.
+    let name = |one: char| format!("m-{one}bbbb");
+    let all = "bcdfghjklmnpqrstvwxz2456789".chars().enumerate();
+    let (mut free, mut taken) = (Vec::new(), Vec::new());
+    for (at, one) in all {
+        let names = if at % 4 == 0 { &mut free } else { &mut taken };
+        names.push(name(one));
+    }
+    for name in &taken {
+        c.api.create_as(config_map(name, "")).await.unwrap();
+    }
+    let generated = || {
+        let mut map = config_map("", "");
+        map.metadata.name = None;
+        map.metadata.generate_name = Some("m-".into());
+        map
+    };
+    for _ in 0..2 {
+        let made = c.api.create_as(generated()).await.unwrap();
+        let name = made.metadata.name.clone().unwrap();
+        let at = free.iter().position(|one| *one == name).expect("a free name");
+        free.remove(at);
+    }
+    for name in &free {
+        c.api.create_as(config_map(name, "")).await.unwrap();
+    }
+    assert_eq!(c.api.create_as(generated()).await.unwrap_err().code(), 409);
+}
+
+#[tokio::test(start_paused = true)]
 async fn p2_a_pods_priority_comes_from_its_class() {
     let c = cluster().await;
     let pod = |class: &str| -> Pod {

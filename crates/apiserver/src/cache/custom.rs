@@ -69,13 +69,14 @@ impl Cache {
 
     /// The cache of `<group>/<plural>`.
     pub(super) fn kind_cache(&self, group_plural: &str) -> Option<KindCacheRef<'_>> {
-        match self.kinds.get(group_plural) {
+        let (group, plural) = group_plural.split_once('/')?;
+        match self.built_in(group, plural) {
             Some(cache) => Some(KindCacheRef::BuiltIn(cache)),
             None => self.custom_cache(group_plural).map(KindCacheRef::Custom),
         }
     }
 
-    fn custom_cache(&self, group_plural: &str) -> Option<Arc<KindCache>> {
+    pub(super) fn custom_cache(&self, group_plural: &str) -> Option<Arc<KindCache>> {
         self.custom.read().caches.get(group_plural).cloned()
     }
 

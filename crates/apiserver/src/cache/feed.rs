@@ -53,7 +53,7 @@ impl Cache {
                 warn!(key = %kv.key.escape_ascii(), "skipped a key in the store that is not an object's");
                 continue;
             };
-            if !self.kinds.contains_key(group_plural) {
+            if !self.is_built_in(group_plural) {
                 custom.entry(group_plural).or_default().push((local, kv));
             } else if let Some(materialized) = self.read(group_plural, kv) {
                 let objects = by_kind.entry(group_plural).or_default();
@@ -64,8 +64,9 @@ impl Cache {
             .get(DEFINITIONS)
             .map(|d| d.values().cloned().collect::<Vec<_>>());
         self.replace_definitions(&definitions.unwrap_or_default(), found.revision);
-        for (group_plural, cache) in &self.kinds {
-            let objects = by_kind.remove(group_plural.as_str()).unwrap_or_default();
+        for cache in self.built_in_caches() {
+            let of_kind = super::group_plural(&cache.kind);
+            let objects = by_kind.remove(of_kind.as_str()).unwrap_or_default();
             cache.load(objects, found.revision);
             self.metrics.cache_initialized(&cache.kind);
         }
@@ -85,6 +86,11 @@ impl Cache {
         self.deposits.lock().clear();
         self.is_synced.store(true, Ordering::Release);
         Ok(watch)
+    }
+
+    fn is_built_in(&self, group_plural: &str) -> bool {
+        let split = group_plural.split_once('/');
+        split.is_some_and(|(group, plural)| self.built_in(group, plural).is_some())
     }
 
     fn read(&self, group_plural: &str, kv: &KeyValue) -> Option<Materialized> {

@@ -43,8 +43,8 @@ pub(crate) use kind::KindCache;
 /// The watch cache. See the module.
 pub struct Cache {
     store: Arc<dyn Store>,
-    /// By `<group>/<plural>` of the stored kind.
-    kinds: BTreeMap<String, KindCache>,
+    /// By group ([`group_name`]) and plural of the stored kind, so that a kind is found without a name that is made for it.
+    kinds: BTreeMap<String, BTreeMap<String, KindCache>>,
     custom: RwLock<CustomKinds>,
     /// Everything up to this revision has been applied.
     revision: AtomicU64,
@@ -94,13 +94,17 @@ impl Cache {
         metrics: Arc<Metrics>,
         decoded: Option<Arc<Decoded>>,
     ) -> Arc<Self> {
-        let kinds = registry::ALL
+        let mut kinds: BTreeMap<String, BTreeMap<String, KindCache>> = BTreeMap::new();
+        for kind in registry::ALL
             .iter()
             .filter(|k| k.stored_as().is_none() && k.is_stored())
-            .map(|k| (group_plural(k), KindCache::new(k)));
+        {
+            let group = kinds.entry(group_name(kind).to_string()).or_default();
+            group.insert(kind.plural().to_string(), KindCache::new(kind));
+        }
         Arc::new(Cache {
             store,
-            kinds: kinds.collect(),
+            kinds,
             custom: RwLock::default(),
             revision: AtomicU64::new(0),
             is_synced: AtomicBool::new(false),
@@ -116,8 +120,22 @@ impl Cache {
 
     /// The cache of the kind as which `kind` is stored. 404 for kinds that are not stored at all.
     pub fn of(&self, kind: &Kind) -> Result<KindCacheRef<'_>, Error> {
-        self.kind_cache(&group_plural(&kind.stored()))
+        let stored = kind.stored();
+        self.built_in(group_name(&stored), stored.plural())
+            .map(KindCacheRef::BuiltIn)
+            .or_else(|| {
+                let custom = self.custom_cache(&group_plural(&stored));
+                custom.map(KindCacheRef::Custom)
+            })
             .ok_or_else(|| Error::not_found(kind.resource_ref("")))
+    }
+
+    fn built_in(&self, group: &str, plural: &str) -> Option<&KindCache> {
+        self.kinds.get(group)?.get(plural)
+    }
+
+    fn built_in_caches(&self) -> impl Iterator<Item = &KindCache> {
+        self.kinds.values().flat_map(BTreeMap::values)
     }
 
     pub fn get(&self, kind: &Kind, namespace: &str, name: &str) -> Option<Arc<Object>> {
@@ -145,14 +163,14 @@ impl Cache {
 
     /// Drops typed values that were decoded a while ago, see [`Object::slim`].
     pub fn slim(&self) {
-        self.kinds.values().for_each(KindCache::slim);
+        self.built_in_caches().for_each(KindCache::slim);
         self.custom_caches().iter().for_each(|cache| cache.slim());
     }
 
     /// Adds the metrics of what the cache contains now.
     pub(crate) fn write_metrics(&self, samples: &mut Samples) {
         let custom = self.custom_caches();
-        let fixed = self.kinds.values();
+        let fixed = self.built_in_caches();
         let all = fixed.chain(custom.iter().map(|cache| &**cache));
         let mut kinds: Vec<_> = all
             .map(|cache| (cache.kind.clone(), cache.count(), cache.newest()))
@@ -214,7 +232,7 @@ impl Cache {
     /// Drops the history up to now: watches and lists of earlier revisions get 410.
     pub async fn forget_history(&self) -> Result<(), knarr_store::Error> {
         let now = self.revision();
-        for kind in self.kinds.values() {
+        for kind in self.built_in_caches() {
             kind.forget_history(now);
         }
         for kind in self.custom_caches() {
@@ -488,13 +506,16 @@ impl Drop for DepositGuard<'_> {
     }
 }
 
+/// The kind's group as keys have it: `core` for the core group.
+fn group_name(kind: &Kind) -> &str {
+    match kind.group() {
+        "" => "core",
+        group => group,
+    }
+}
+
 fn group_plural(kind: &Kind) -> String {
-    let group = if kind.group().is_empty() {
-        "core"
-    } else {
-        kind.group()
-    };
-    format!("{group}/{}", kind.plural())
+    format!("{}/{}", group_name(kind), kind.plural())
 }
 
 /// A store error as the error that a client gets.

@@ -48,26 +48,28 @@ impl Pipeline {
         let meta = object.metadata();
         let prefix = meta.generate_name.clone().filter(|g| !g.is_empty());
         let has_name = meta.name.as_deref().is_some_and(|n| !n.is_empty());
-        let write = self.complete(ctx, Write::create(target, object)).await?;
+        let mut write = self.complete(ctx, Write::create(target, object)).await?;
+        if let Some(prefix) = prefix.as_deref().filter(|_| !has_name) {
+            write.object.metadata_mut().name = Some(self.generate_name(&write, prefix)?);
+        }
+        let name = write.name().to_string();
+        match self.store(ctx, write).await? {
+            Written::Done(created) => self.converter.object(&created.object, target.kind).await,
+            Written::Conflict => Err(self.exists(target, &name, prefix.is_some())),
+        }
+    }
 
-        let prefix = match prefix {
-            Some(prefix) if !has_name => prefix,
-            unused => {
-                let name = write.name().to_string();
-                return match self.store(ctx, write).await? {
-                    Written::Done(created) => self.converter.object(&created.object, target.kind).await,
-                    Written::Conflict => Err(self.exists(target, &name, unused.is_some())),
-                };
-            }
-        };
+    /// A name that begins with `prefix` and that no object has. That another request gets the same of 14 million names before this one is
+    /// written is an error, as a name that is taken: the client may try again.
+    fn generate_name(&self, write: &Write<'_>, prefix: &str) -> Result<String, Error> {
+        let target = write.target;
         let mut taken = String::new();
         for _ in 0..NAME_ATTEMPTS {
-            let mut candidate = write.object.clone_box();
-            taken = seams::generated_name(&*self.entropy, &prefix);
-            candidate.metadata_mut().name = Some(taken.clone());
-            if let Written::Done(created) = self.store(ctx, write.with_object(candidate)).await? {
-                return self.converter.object(&created.object, target.kind).await;
+            let name = seams::generated_name(&*self.entropy, prefix);
+            if self.cache.get(&write.kind, target.namespace, &name).is_none() {
+                return Ok(name);
             }
+            taken = name;
         }
         Err(self.exists(target, &taken, true))
     }

@@ -9,10 +9,8 @@ use knarr_apimachinery::Error;
 use serde_json::Value;
 
 use super::Pipeline;
-use super::write::{Change, Write};
+use super::write::{BINDING, Change, Write};
 use crate::request::{Ctx, Target};
-
-const BINDING: &str = "binding";
 
 /// Capacity that is enough for most encodings.
 const ENCODED_BYTES: usize = 4096;

@@ -7,7 +7,7 @@ use knarr_apimachinery::meta;
 use knarr_apimachinery::time::seconds;
 use knarr_strategy::KindStrategy;
 
-use super::write::{Change, Write};
+use super::write::{BINDING, Change, Write};
 use super::{preconditions, stamps};
 use crate::request::{Ctx, Target};
 use crate::seams::{self, Entropy};
@@ -38,6 +38,10 @@ pub(super) fn begin(ctx: &mut Ctx, write: &mut Write<'_>, entropy: &dyn Entropy)
 }
 
 pub(super) fn set_defaults(ctx: &Ctx, write: &mut Write<'_>) -> Result<(), Error> {
+    // A binding sets nothing that has a default, and the stored pod has its defaults.
+    if write.target.subresource == BINDING {
+        return Ok(());
+    }
     write.target.kind.strategy().set_defaults(&mut *write.object)?;
     stamps::default_times(&mut *write.object, ctx.now);
     Ok(())

@@ -23,8 +23,8 @@
 //! Patch and apply are updates (or creations) whose object is computed from the stored one. A subresource that writes into the object
 //! (`status`, `scale`, `binding` …) is an update of that part.
 //!
-//! A create with `generateName` passes [`Pipeline::store`] again with another name if the first is taken. If another write of the object came
-//! in between, an update or a deletion passes all stages again, from the newer object.
+//! A create with `generateName` gets a name that no object has. If another write of the object came in between, an update or a deletion passes
+//! all stages again, from the newer object.
 
 use k8s_openapi::api::core::v1::Binding;
 use knarr_api::k8s_openapi;

@@ -11,6 +11,9 @@ use knarr_strategy::Part;
 use crate::admission::{Attributes, Operation};
 use crate::request::Target;
 
+/// The subresource that assigns a pod to a node.
+pub(super) const BINDING: &str = "binding";
+
 /// DeleteOptions with the fields that only HTTP requests have.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct DeleteRequest {
@@ -70,16 +73,6 @@ impl<'a> Write<'a> {
             change: Change::Delete(old, request),
             kind: old.kind().clone(),
             object: old.typed().clone_box(),
-        }
-    }
-
-    /// The same write of another object.
-    pub(super) fn with_object(&self, object: Box<dyn AnyObject>) -> Self {
-        Write {
-            target: self.target,
-            change: self.change,
-            kind: self.kind.clone(),
-            object,
         }
     }
 
