@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::aggregation::{ApiServiceController, run_api_service_controller};
 use crate::bootstrap::{BootstrapController, run_bootstrap_controller};
-use crate::cache::maintenance::{CacheMaintenance, compact, slim};
+use crate::cache::maintenance::{CacheMaintenance, compact, forget_changes, slim};
 use crate::custom::{DefinitionController, run_definition_controller};
 use crate::flow_control::{FlowControlController, adjust_seats, run_flow_control};
 
@@ -22,6 +22,7 @@ impl Controllers {
     pub fn start(&self) {
         tokio::spawn(compact(Arc::downgrade(&self.maintenance)));
         tokio::spawn(slim(Arc::downgrade(&self.maintenance)));
+        tokio::spawn(forget_changes(Arc::downgrade(&self.maintenance)));
         tokio::spawn(run_bootstrap_controller(Arc::downgrade(&self.bootstrap)));
         tokio::spawn(run_definition_controller(Arc::downgrade(&self.definitions)));
         tokio::spawn(run_api_service_controller(Arc::downgrade(&self.api_services)));

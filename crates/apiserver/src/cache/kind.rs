@@ -17,13 +17,15 @@ use crate::keys;
 pub(super) const WINDOW_CHANGES: usize = 4096;
 /// How much memory the kept changes of a kind may hold.
 const WINDOW_BYTES: usize = 32 << 20;
+/// How many of the newest changes are kept however old they are (kube-apiserver's `defaultLowerBoundCapacity`).
+const LAST_CHANGES: usize = 100;
 /// How many of the newest changes keep their typed values: components of this process read them at once. Older ones
 /// keep only their encoding.
 const FRESH_CHANGES: usize = 128;
 /// A kind with at most so many objects keeps their typed values, however they were used: together they are hardly
 /// larger than the window of changes, and most would soon be decoded again.
 const FEW_OBJECTS: usize = 256;
-/// How many objects drop their typed value before the lock is released.
+/// How many objects drop their typed value, or how many changes are dropped, before the lock is released.
 const SLIM_BATCH: usize = 1000;
 /// How many changes may wait for one watcher; a watcher that falls further behind is dropped and has to watch again.
 pub const WATCHER_BUFFER: usize = 1024;
@@ -266,7 +268,44 @@ impl KindCache {
     }
 }
 
+impl KindCache {
+    /// Drops the changes up to `upto`, but for the [last](LAST_CHANGES).
+    pub fn forget_changes(&self, upto: u64) {
+        loop {
+            let dropped = self.state.write().forget_changes(upto);
+            if dropped < SLIM_BATCH {
+                return;
+            }
+        }
+    }
+}
+
 impl State {
+    /// Drops at most one batch of changes; returns how many.
+    fn forget_changes(&mut self, upto: u64) -> usize {
+        let old = self.window.partition_point(|c| c.revision <= upto);
+        let spare = self.window.len().saturating_sub(LAST_CHANGES);
+        let dropped = old.min(spare).min(SLIM_BATCH);
+        for _ in 0..dropped {
+            self.drop_oldest();
+        }
+        if self.window.len() < self.window.capacity() / 4 {
+            self.window.shrink_to_fit();
+        }
+        dropped
+    }
+
+    /// Drops the oldest change; `false` if there is none.
+    fn drop_oldest(&mut self) -> bool {
+        let Some(old) = self.window.pop_front() else {
+            return false;
+        };
+        self.window_bytes -= old.weight_bytes();
+        self.forget_typed(&old);
+        self.window_from = old.revision;
+        true
+    }
+
     /// The objects of a namespace (all, if empty) after a local key, in key order, until `visit` returns false; with `indexed`, only those
     /// that are indexed by that value.
     fn visit(
@@ -351,10 +390,9 @@ impl State {
         self.window.push_back(change);
         self.slim_oldest();
         while self.window.len() > WINDOW_CHANGES || self.window_bytes > WINDOW_BYTES {
-            let Some(old) = self.window.pop_front() else { break };
-            self.window_bytes -= old.weight_bytes();
-            self.forget_typed(&old);
-            self.window_from = old.revision;
+            if !self.drop_oldest() {
+                break;
+            }
         }
         full
     }
@@ -445,6 +483,40 @@ mod tests {
         assert_eq!(received(), [vec![3], vec![3], vec![3], vec![3]]);
         cache.remove("a/p", 4);
         assert_eq!(received(), [vec![], vec![4], vec![4], vec![4]]);
+    }
+
+    #[test]
+    fn old_changes_are_dropped_but_for_the_last_and_their_memory_is_freed() {
+        let cache = KindCache::new(&registry::CONFIG_MAP);
+        let last = 2 * SLIM_BATCH as u64;
+        for revision in 1..=last {
+            let mut map = ConfigMap::default();
+            map.metadata.name = Some("m".into());
+            map.metadata.resource_version = Some(revision.to_string());
+            cache.put(
+                "m",
+                Arc::new(Object::from_typed(&registry::CONFIG_MAP, Box::new(map))),
+            );
+        }
+        let kept = |after: u64| {
+            cache
+                .changes_after(after)
+                .map(|(changes, _)| changes.len() as u64)
+        };
+        cache.forget_changes(400);
+        assert_eq!((kept(399), kept(400)), (None, Some(last - 400)));
+        cache.forget_changes(last);
+        let first = last - LAST_CHANGES as u64;
+        assert_eq!((kept(first - 1), kept(first)), (None, Some(LAST_CHANGES as u64)));
+        let filter = Filter::everything(&registry::CONFIG_MAP, "");
+        assert_eq!(
+            cache.subscribe(&filter, Some(first - 1)).err().map(|e| e.code()),
+            Some(410)
+        );
+        let state = cache.state.read();
+        assert!(state.window.capacity() < 4 * LAST_CHANGES);
+        let bytes = state.window.iter().map(|change| change.weight_bytes());
+        assert_eq!(state.window_bytes, bytes.sum::<usize>());
     }
 
     #[test]

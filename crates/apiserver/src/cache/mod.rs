@@ -167,6 +167,15 @@ impl Cache {
         self.custom_caches().iter().for_each(|cache| cache.slim());
     }
 
+    /// Drops the changes up to `revision` that no watch needs to resume, see [`KindCache::forget_changes`].
+    pub(crate) fn forget_changes(&self, revision: u64) {
+        self.built_in_caches()
+            .for_each(|cache| cache.forget_changes(revision));
+        self.custom_caches()
+            .iter()
+            .for_each(|cache| cache.forget_changes(revision));
+    }
+
     /// Adds the metrics of what the cache contains now.
     pub(crate) fn write_metrics(&self, samples: &mut Samples) {
         let custom = self.custom_caches();
