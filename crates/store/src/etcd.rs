@@ -1,9 +1,8 @@
 //! The engine for several servers: an etcd v3 cluster, spoken to through etcd-client.
 //!
 //! etcd's revision is the store's revision, so other users of the same etcd increase it too; keys have a prefix. It
-//! differs from our own engines in this: progress is reported when etcd reports it (every ten minutes by default), a
-//! watch from a compacted revision may get that error as its first item, and `prev` of an event is missing where
-//! compaction was faster than the watch.
+//! differs from our own engines in this: progress is reported when etcd reports it (every ten minutes by default), and a
+//! watch from a compacted revision may get that error as its first item.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -325,7 +324,6 @@ impl Store for EtcdStore {
         }
         let mut options = WatchOptions::new()
             .with_start_revision(from as i64)
-            .with_prev_key()
             .with_progress_notify();
         if let Some(end) = end {
             options = options.with_range(end);
@@ -455,10 +453,8 @@ impl EtcdStore {
 
     fn event(&self, event: &etcd_client::Event) -> Option<Event> {
         let kv = event.kv().map(|pair| self.pair(pair))?;
-        let prev = event.prev_kv().map(|pair| self.pair(pair));
         Some(Event {
             kv,
-            prev,
             deleted: event.event_type() == EventType::Delete,
         })
     }

@@ -20,7 +20,7 @@ use crate::{Error, Event, KeyRange, Revision, Watch, WatchItem};
 /// second without reading.
 pub(crate) const WATCH_QUEUE_BATCHES: usize = 4096;
 
-/// Bytes of events that may wait for one watcher: some thousand pods of 5 KB with what they replaced. Watchers
+/// Bytes of events that may wait for one watcher: some ten thousand pods of 5 KB. Watchers
 /// share the events, so this is also about what all slow ones together hold.
 pub(crate) const WATCH_QUEUE_BYTES: usize = 64 << 20;
 
@@ -107,8 +107,7 @@ pub(crate) struct Hub {
 }
 
 fn weight(event: &Event) -> usize {
-    let prev = event.prev.as_ref().map_or(0, |prev| prev.value.len());
-    size_of::<Event>() + event.kv.key.len() + event.kv.value.len() + prev
+    size_of::<Event>() + event.kv.key.len() + event.kv.value.len()
 }
 
 fn weigh(events: &[Event]) -> usize {
@@ -331,11 +330,7 @@ mod tests {
             mod_revision: revision,
             version: 1,
         };
-        Event {
-            kv,
-            prev: None,
-            deleted: false,
-        }
+        Event { kv, deleted: false }
     }
 
     fn watch(hub: &Arc<Hub>, prefix: &'static str, from: Revision) -> Watch {

@@ -2,7 +2,7 @@
 //!
 //! The memory engine keeps the values themselves in it (`V` = bytes), the embedded one their places on disk. Nothing
 //! here waits, reads files or notifies watchers. Reading at any revision from `oldest` to `revision` sees exactly what
-//! was there; so does reading the changes in between, each with what it replaced.
+//! was there; so does reading the changes in between.
 
 use std::collections::VecDeque;
 use std::collections::btree_map::{BTreeMap, Entry};
@@ -84,11 +84,10 @@ pub(crate) struct Found<V> {
     pub count: usize,
 }
 
-/// A change and what it replaced.
+/// A change of a key.
 pub(crate) struct Change<V> {
     pub key: Bytes,
     pub now: Version<V>,
-    pub before: Option<Version<V>>,
 }
 
 /// That a key was written.
@@ -302,11 +301,9 @@ impl<V: Clone> Index<V> {
             let Some(now) = history.at(*revision) else {
                 continue;
             };
-            let before = history.at(*revision - 1).filter(|v| v.value.is_some());
             changes.push(Change {
                 key: key.clone(),
                 now: now.clone(),
-                before: before.cloned(),
             });
         }
         Ok((changes, self.revision.max(upto)))
@@ -436,15 +433,8 @@ mod tests {
     fn render(index: &Index<&'static str>, from: Revision, enough: usize) -> (String, Revision) {
         let (changes, upto) = index.changes_since(&KeyRange::prefix(""), from, enough).unwrap();
         let one = |c: &Change<&'static str>| {
-            let value = |v: &Version<&'static str>| v.value.unwrap_or("-");
-            let before = c.before.as_ref().map_or("", value);
-            format!(
-                "{}:{}:{}>{}",
-                c.now.mod_revision,
-                c.key.escape_ascii(),
-                before,
-                value(&c.now)
-            )
+            let value = c.now.value.unwrap_or("-");
+            format!("{}:{}:{value}", c.now.mod_revision, c.key.escape_ascii())
         };
         (changes.iter().map(one).collect::<Vec<_>>().join(" "), upto)
     }
@@ -538,7 +528,7 @@ mod tests {
         put(&mut index, "c", "3"); // 10
         index.compact(10);
         index.forget(99, |_, _| ());
-        assert_eq!(render(&index, 10, 99), ("10:c:2>3".into(), 10));
+        assert_eq!(render(&index, 10, 99), ("10:c:3".into(), 10));
     }
 
     #[test]
@@ -547,9 +537,9 @@ mod tests {
         let version = || Version::after(None::<&Version<()>>, 8, Some("x"));
         index.insert(Bytes::from_static(b"y"), version());
         index.insert(Bytes::from_static(b"z"), version());
-        assert_eq!(render(&index, 2, 2), ("2:a:>1 3:b:>1".into(), 3));
-        assert_eq!(render(&index, 7, 1), ("7:a:2>-".into(), 7));
-        assert_eq!(render(&index, 8, 1), ("8:y:>x 8:z:>x".into(), 8));
+        assert_eq!(render(&index, 2, 2), ("2:a:1 3:b:1".into(), 3));
+        assert_eq!(render(&index, 7, 1), ("7:a:-".into(), 7));
+        assert_eq!(render(&index, 8, 1), ("8:y:x 8:z:x".into(), 8));
     }
 
     #[test]

@@ -187,8 +187,6 @@ pub enum TxnResult {
 pub struct Event {
     /// The pair after the change; for a deletion, key and `mod_revision` of the deletion, and an empty value.
     pub kv: KeyValue,
-    /// The pair before it; `None` where there was none (in etcd also where it has been compacted).
-    pub prev: Option<KeyValue>,
     pub deleted: bool,
 }
 
@@ -324,7 +322,7 @@ pub enum Error {
 ///     panic!("the store is closed");
 /// };
 /// assert_eq!(events[0].kv.value, "v1");
-/// assert_eq!(events[0].prev, None);
+/// assert!(!events[0].deleted);
 /// # Ok(())
 /// # }
 /// ```

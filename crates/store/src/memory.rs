@@ -47,10 +47,9 @@ fn pair(key: &Bytes, version: &Version<Bytes>) -> KeyValue {
     }
 }
 
-fn event(key: &Bytes, now: &Version<Bytes>, before: Option<&Version<Bytes>>) -> Event {
+fn event(key: &Bytes, now: &Version<Bytes>) -> Event {
     Event {
         kv: pair(key, now),
-        prev: before.map(|before| pair(key, before)),
         deleted: now.value.is_none(),
     }
 }
@@ -64,7 +63,7 @@ impl History for Shared {
         enough: usize,
     ) -> Result<(Vec<Event>, Revision), Error> {
         let (changes, upto) = self.0.lock().changes_since(keys, from, enough)?;
-        let to_event = |c: &Change<Bytes>| event(&c.key, &c.now, c.before.as_ref());
+        let to_event = |c: &Change<Bytes>| event(&c.key, &c.now);
         Ok((changes.iter().map(to_event).collect(), upto))
     }
 }
@@ -120,7 +119,7 @@ impl Store for MemoryStore {
                 None => (Bytes::copy_from_slice(&key), None),
             };
             let version = Version::after(before.as_ref(), revision, value);
-            events.push(event(&key, &version, before.as_ref()));
+            events.push(event(&key, &version));
             index.insert(key, version);
         }
         if events.is_empty() {

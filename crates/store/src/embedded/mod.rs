@@ -182,13 +182,8 @@ impl History for Shared {
         };
         let read = move || {
             let to_event = changes.iter().map(|change| {
-                let prev = change
-                    .before
-                    .as_ref()
-                    .map(|before| read_pair(&files, &change.key, before));
                 Ok(Event {
                     kv: read_pair(&files, &change.key, &change.now)?,
-                    prev: prev.transpose()?,
                     deleted: change.now.value.is_none(),
                 })
             });

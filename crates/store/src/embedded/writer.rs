@@ -246,11 +246,22 @@ impl Writer {
         self.forgetting |= group.compact.is_some() && failure.is_none();
     }
 
-    /// The key as it will be after what is in the group so far.
-    fn newest(&self, group: &Group, key: &[u8]) -> Result<Option<(Version<Location>, KeyValue)>, Error> {
+    /// The key and its version as they will be after what is in the group so far. The value is not read.
+    fn newest_version(&self, group: &Group, key: &[u8]) -> Option<(Bytes, Version<Location>)> {
         if let Some(pending) = group.newest.get(key) {
             let live = pending.version.value.is_some();
-            return Ok(live.then(|| (pending.version.clone(), pending.pair.clone())));
+            return live.then(|| (pending.pair.key.clone(), pending.version.clone()));
+        }
+        let state = self.shared.state.read();
+        let (key, version) = state.index.get(key)?;
+        Some((key.clone(), version.clone()))
+    }
+
+    /// The key as it will be after what is in the group so far.
+    fn newest(&self, group: &Group, key: &[u8]) -> Result<Option<KeyValue>, Error> {
+        if let Some(pending) = group.newest.get(key) {
+            let live = pending.version.value.is_some();
+            return Ok(live.then(|| pending.pair.clone()));
         }
         let (key, version, files) = {
             let state = self.shared.state.read();
@@ -259,8 +270,7 @@ impl Writer {
                 Some((key, version)) => (key.clone(), version.clone(), state.files.clone()),
             }
         };
-        let pair = read_pair(&files, &key, &version)?;
-        Ok(Some((version, pair)))
+        read_pair(&files, &key, &version).map(Some)
     }
 
     fn mod_revision(&self, group: &Group, key: &[u8]) -> Revision {
@@ -292,17 +302,17 @@ impl Writer {
                 .compares
                 .iter()
                 .map(key_of)
-                .map(|(key, _)| Ok(self.newest(group, &key)?.map(|(_, pair)| pair)));
+                .map(|(key, _)| self.newest(group, &key));
             let current = current.collect::<Result<_, Error>>()?;
             return Ok(TxnResult::Failed {
                 revision: group.revision,
                 current,
             });
         }
-        // First everything that can fail, so that a transaction is in the group whole or not at all.
+        // Nothing from here on can fail: a transaction is in the group whole or not at all.
         let mut writes = Vec::with_capacity(txn.ops.len());
         for op in txn.ops {
-            let before = self.newest(group, op.key())?;
+            let before = self.newest_version(group, op.key());
             match op {
                 Op::Put { key, value } => writes.push((key, Some(value), before)),
                 Op::Delete { .. } if before.is_none() => {}
@@ -322,7 +332,7 @@ impl Writer {
         encoder.txn(writes.len());
         for (key, value, before) in writes {
             let span = encoder.op(&key, value.as_deref());
-            let (before, prev) = before.unzip();
+            let (known_key, before) = before.unzip();
             let place = self.log.len();
             let location = span.map(|span| Location {
                 file: self.log.id,
@@ -332,9 +342,7 @@ impl Writer {
             });
             let version = Version::after(before.as_ref(), revision, location);
             // Not the caller's key: that may be a piece of something much larger.
-            let key = prev
-                .as_ref()
-                .map_or_else(|| Bytes::copy_from_slice(&key), |prev| prev.key.clone());
+            let key = known_key.unwrap_or_else(|| Bytes::copy_from_slice(&key));
             let pair = KeyValue {
                 key: key.clone(),
                 value: value.unwrap_or_default(),
@@ -344,7 +352,6 @@ impl Writer {
             };
             group.events.push(Event {
                 kv: pair.clone(),
-                prev,
                 deleted: version.value.is_none(),
             });
             group.inserts.push((key.clone(), version.clone()));

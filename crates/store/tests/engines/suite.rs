@@ -82,19 +82,14 @@ async fn read(store: &dyn Store, keys: KeyRange, at: Option<Revision>) -> String
     }
 }
 
-/// `3:a=1` for a first write, `4:a=1>2` for a change, `5:a=2>-` for a deletion.
+/// `3:a=1` for a write, `5:a=-` for a deletion.
 pub fn render(event: &Event) -> String {
-    let value = |kv: &KeyValue| text(&kv.value);
-    let prev = event
-        .prev
-        .as_ref()
-        .map_or(String::new(), |prev| value(prev) + ">");
     let now = if event.deleted {
         "-".into()
     } else {
-        value(&event.kv)
+        text(&event.kv.value)
     };
-    format!("{}:{}={prev}{now}", event.kv.mod_revision, text(&event.kv.key))
+    format!("{}:{}={now}", event.kv.mod_revision, text(&event.kv.key))
 }
 
 pub async fn next(watch: &mut Watch) -> Option<Result<WatchItem, Error>> {
@@ -357,13 +352,13 @@ pub async fn a_watch_delivers_the_changes_after_its_start(store: Arc<dyn Store>)
     put(s, "a", "2").await;
     assert_eq!(
         events(&mut watch, 4).await,
-        ["4:a=before>1", "5:a/1=x", "5:a=1>-", "6:a=2"]
+        ["4:a=1", "5:a/1=x", "5:a=-", "6:a=2"]
     );
 }
 
 pub async fn a_watch_begins_at_any_kept_revision(store: Arc<dyn Store>) {
     let s = &*store;
-    let history = ["2:a=1", "3:a=1>2", "3:b=1", "4:a=2>-", "5:a=3", "6:b=1>-"];
+    let history = ["2:a=1", "3:a=2", "3:b=1", "4:a=-", "5:a=3", "6:b=-"];
     put(s, "a", "1").await;
     commit(s, vec![], vec![put_op("a", "2"), put_op("b", "1")]).await;
     delete(s, "a").await;
@@ -378,7 +373,7 @@ pub async fn a_watch_begins_at_any_kept_revision(store: Arc<dyn Store>) {
         assert_eq!(events(&mut watch, expected.len()).await, expected, "from {from}");
     }
     let mut one = s.watch(KeyRange::one("b"), 1).await.unwrap();
-    assert_eq!(events(&mut one, 2).await, ["3:b=1", "6:b=1>-"]);
+    assert_eq!(events(&mut one, 2).await, ["3:b=1", "6:b=-"]);
 }
 
 pub async fn a_watch_waits_for_a_revision_to_come(store: Arc<dyn Store>) {
@@ -387,7 +382,7 @@ pub async fn a_watch_waits_for_a_revision_to_come(store: Arc<dyn Store>) {
     for i in 2..=5 {
         put(s, "a", format!("{i}")).await;
     }
-    assert_eq!(events(&mut watch, 2).await, ["4:a=3>4", "5:a=4>5"]);
+    assert_eq!(events(&mut watch, 2).await, ["4:a=4", "5:a=5"]);
 }
 
 /// With writers at work, so that the past joins the present while that moves.
@@ -504,10 +499,10 @@ pub async fn compaction_forgets_the_past_only(store: Arc<dyn Store>) {
         );
     }
     let mut late = s.watch(all(), 5).await.unwrap();
-    assert_eq!(events(&mut late, 2).await, ["5:b=1>-", "6:a=2>3"]);
+    assert_eq!(events(&mut late, 2).await, ["5:b=-", "6:a=3"]);
     assert_eq!(
         events(&mut watch, 1).await,
-        ["6:a=2>3"],
+        ["6:a=3"],
         "a running watch continues"
     );
     s.compact(3).await.unwrap();
@@ -540,7 +535,7 @@ pub async fn a_dropped_watch_does_not_affect_others(store: Arc<dyn Store>) {
     drop(dropped);
     put(s, "a", "1").await;
     put(s, "a", "2").await;
-    assert_eq!(events(&mut kept, 2).await, ["2:a=1", "3:a=1>2"]);
+    assert_eq!(events(&mut kept, 2).await, ["2:a=1", "3:a=2"]);
 }
 
 /// Random transactions against a model of what a store is.
@@ -565,17 +560,16 @@ pub async fn a_long_history_equals_the_model(store: Arc<dyn Store>) {
             match draw(10) {
                 0 => {
                     ops.push(delete_op(&k));
-                    if let Some(prev) = now.remove(&k) {
-                        expected.push(format!("{revision}:{k}={prev}>-"));
+                    if now.remove(&k).is_some() {
+                        expected.push(format!("{revision}:{k}=-"));
                         changed = true;
                     }
                 }
                 1 | 2 => {
                     let value = format!("{i}");
                     ops.push(put_op(&k, &value));
-                    let prev = now.insert(k.clone(), value.clone());
-                    let prev = prev.map_or(String::new(), |prev| prev + ">");
-                    expected.push(format!("{revision}:{k}={prev}{value}"));
+                    expected.push(format!("{revision}:{k}={value}"));
+                    now.insert(k.clone(), value);
                     changed = true;
                 }
                 _ => {}
