@@ -22,24 +22,42 @@ use serde_json::value::RawValue;
 use crate::any_object::AnyObject;
 use crate::kind::Kind;
 
-/// The beginning of an encoded object of most kinds. Kinds with a field that sorts before `metadata` (`data`, `endpoints`,
-/// `action` …) have that first: see [`metadata_start`].
-pub fn json_prefix(kind: &Kind) -> String {
-    format!(
-        r#"{{"apiVersion":"{}","kind":"{}","metadata":{{"#,
-        kind.api_version(),
-        kind.kind()
-    )
+/// The beginning of every encoded object.
+const API_VERSION: &[u8] = br#"{"apiVersion":""#;
+/// What follows the apiVersion, and what follows the kind.
+const KIND: &[u8] = br#"","kind":""#;
+const KIND_END: &[u8] = br#"","#;
+/// The beginning of the metadata.
+const METADATA: &[u8] = br#""metadata":{"#;
+
+/// The length of an encoded object's apiVersion and kind, with what surrounds them: up to the first other member.
+fn type_len(kind: &Kind) -> usize {
+    let group = match kind.group() {
+        "" => 0,
+        group => group.len() + 1,
+    };
+    API_VERSION.len() + group + kind.version().len() + KIND.len() + kind.kind().len() + KIND_END.len()
+}
+
+/// The rest of an encoded object after its apiVersion and kind, if it begins with these.
+fn after_type<'a>(kind: &Kind, json: &'a [u8]) -> Option<&'a [u8]> {
+    let mut rest = json.strip_prefix(API_VERSION)?;
+    if !kind.group().is_empty() {
+        rest = rest.strip_prefix(kind.group().as_bytes())?.strip_prefix(b"/")?;
+    }
+    rest.strip_prefix(kind.version().as_bytes())?
+        .strip_prefix(KIND)?
+        .strip_prefix(kind.kind().as_bytes())?
+        .strip_prefix(KIND_END)
 }
 
 /// The offset of the members of `metadata` in an encoded object: after its opening brace. The
 /// resourceVersion is inserted there, because it is known only after the store has committed the rest.
+/// Kinds with a field that sorts before `metadata` (`data`, `endpoints`, `action` …) have that first.
 /// `None` if there is no such member at the top.
 fn metadata_start(kind: &Kind, json: &[u8]) -> Option<usize> {
-    const MEMBER: &[u8] = br#""metadata":{"#;
-    let prefix = json_prefix(kind);
-    if json.starts_with(prefix.as_bytes()) {
-        return Some(prefix.len());
+    if let Some(members) = after_type(kind, json).and_then(|rest| rest.strip_prefix(METADATA)) {
+        return Some(json.len() - members.len());
     }
     let mut depth = 0;
     let mut at = 0;
@@ -48,8 +66,8 @@ fn metadata_start(kind: &Kind, json: &[u8]) -> Option<usize> {
             b'{' | b'[' => depth += 1,
             b'}' | b']' => depth -= 1,
             b'"' => {
-                if depth == 1 && json[at..].starts_with(MEMBER) {
-                    return Some(at + MEMBER.len());
+                if depth == 1 && json[at..].starts_with(METADATA) {
+                    return Some(at + METADATA.len());
                 }
                 at += 1;
                 while *json.get(at)? != b'"' {
@@ -288,8 +306,7 @@ impl Object {
 
     /// The encoding without apiVersion and kind, as items of a typed list have it: put `{` before it.
     pub fn json_without_type(&self) -> &[u8] {
-        let type_meta = json_prefix(&self.kind).len() - br#""metadata":{"#.len();
-        &self.json[type_meta..]
+        &self.json[type_len(&self.kind)..]
     }
 
     pub fn kind(&self) -> &Kind {
@@ -471,92 +488,4 @@ impl<T: fmt::Debug + 'static> fmt::Debug for Shared<T> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::registry;
-
-    fn stored(kind: &Kind, written: &str) -> serde_json::Value {
-        let mut typed = kind.ops.decode(written.as_bytes()).expect("an object").object;
-        let stored = Object::encode_for_store(&mut *typed);
-        let object = Object::from_stored(kind, typed, &stored, 42);
-        assert_eq!(object.metadata().resource_version.as_deref(), Some("42"));
-        serde_json::from_slice(object.json()).expect("JSON")
-    }
-
-    #[test]
-    fn the_resource_version_is_inserted_into_the_metadata_of_every_kind() {
-        for kind in registry::ALL.iter().filter(|k| k.is_stored()) {
-            for metadata in [r#"{}"#, r#"{"name":"a","labels":{"metadata":"\"}"}}"#] {
-                let json = stored(kind, &format!(r#"{{"metadata":{metadata}}}"#));
-                assert_eq!(json["metadata"]["resourceVersion"], "42", "{kind:?}");
-                let read = metadata_in(kind, json.to_string().as_bytes()).expect("metadata");
-                let version = read.resource_version.as_deref();
-                assert_eq!(version, Some("42"), "{kind:?}: it can be read by itself");
-            }
-        }
-    }
-
-    #[test]
-    fn a_slim_object_is_the_same_object() {
-        let written = serde_json::json!({
-            "metadata": {"name": "a", "namespace": "b", "labels": {"c": "d"},
-                "managedFields": [{"manager": "e", "fieldsType": "FieldsV1", "fieldsV1": {"f:spec": {}}}]},
-            "spec": {"nodeName": "f", "containers": [{"name": "g", "image": "h".repeat(SLIM_FROM_BYTES)}]},
-            "status": {"phase": "Running"},
-        });
-        let kind = &registry::POD;
-        let mut typed = kind.ops.decode(written.to_string().as_bytes()).unwrap().object;
-        let stored = Object::encode_for_store(&mut *typed);
-        let full = Arc::new(Object::from_stored(kind, typed, &stored, 7));
-        let slim = full.slim();
-        assert!(slim.is_slim() && !full.is_slim());
-        assert!(Arc::ptr_eq(&slim, &full.slim()) && Arc::ptr_eq(&slim, &slim.slim()));
-        assert_eq!(slim.json(), full.json());
-        assert!(slim.has_encoding(&stored));
-        assert_eq!(
-            [full.stored_len(), slim.stored_len()],
-            [Some(stored.len()), Some(stored.len())]
-        );
-        for path in kind.ops.selectable_fields().iter() {
-            assert_eq!(slim.field(path).unwrap(), full.field(path).unwrap(), "{path}");
-        }
-        let names = |o: &Object| [o.namespace(), o.name(), o.uid()].map(String::from);
-        assert_eq!(names(&slim), names(&full));
-        assert!(slim.is_slim(), "all of this was known without reading it again");
-        assert_eq!(*slim.metadata(), without_managers(full.metadata()));
-        assert!(!slim.is_slim() && slim.slim().is_slim());
-        assert!(slim.typed.get().is_none(), "metadata is read by itself");
-        use k8s_openapi::api::core::v1::Pod;
-        assert_eq!(slim.get::<Pod>().unwrap(), full.get::<Pod>().unwrap());
-        assert!(!slim.is_slim() && slim.metadata().managed_fields.is_some());
-        assert!(slim.slim().is_slim());
-    }
-
-    #[test]
-    fn the_encoding_is_kept_without_the_rest_of_its_buffer() {
-        let kind = &registry::CONFIG_MAP;
-        for written in [r#"{"metadata":{"name":"a"}}"#, r#"{"metadata":{}}"#] {
-            let mut typed = kind.ops.decode(written.as_bytes()).unwrap().object;
-            let stored = Object::encode_for_store(&mut *typed);
-            let mut json = Vec::new();
-            let at = metadata_start(kind, &stored).unwrap();
-            splice_version(&mut json, &stored, &(at..at), 1234);
-            assert_eq!(json.capacity(), json.len(), "{written}");
-            let object = Object::from_stored(kind, typed, &stored, 1234);
-            assert_eq!(object.json(), &kept(json));
-        }
-        let mut large = Vec::with_capacity(4096);
-        large.extend_from_slice(b"small");
-        assert_eq!(kept(large), "small");
-    }
-
-    #[test]
-    fn data_with_a_key_named_metadata_is_not_changed() {
-        let json = stored(
-            &registry::CONFIG_MAP,
-            r#"{"metadata":{"name":"a"},"data":{"metadata":"{\"metadata\":{","x":"\\"}}"#,
-        );
-        assert_eq!(json["metadata"]["resourceVersion"], "42");
-        assert_eq!(json["data"]["metadata"], "{\"metadata\":{");
-    }
-}
+mod tests;

@@ -16,12 +16,15 @@ pub const MASTER_LEASES: &str = "/registry/masterleases/";
 /// `/registry/apps/deployments/`.
 pub fn prefix(kind: &Kind) -> String {
     let kind = kind.stored();
-    let group = if kind.group().is_empty() {
-        "core"
-    } else {
-        kind.group()
-    };
-    format!("{ROOT}{group}/{}/", kind.plural())
+    format!("{ROOT}{}/{}/", group_name(&kind), kind.plural())
+}
+
+/// The kind's group as keys have it: `core` for the core group.
+pub fn group_name(kind: &Kind) -> &str {
+    match kind.group() {
+        "" => "core",
+        group => group,
+    }
 }
 
 /// The rest of the key: `<namespace>/<name>` or `<name>`. Also the cache's key, so that both have the same order.
@@ -34,9 +37,19 @@ pub fn local(namespace: &str, name: &str) -> String {
 }
 
 pub fn key(kind: &Kind, namespace: &str, name: &str) -> Bytes {
-    let mut key = prefix(kind);
-    key.push_str(&local(namespace, name));
-    key.into()
+    let kind = kind.stored();
+    let after_namespace = if namespace.is_empty() { "" } else { "/" };
+    let parts = [
+        ROOT,
+        group_name(&kind),
+        "/",
+        kind.plural(),
+        "/",
+        namespace,
+        after_namespace,
+        name,
+    ];
+    parts.concat().into()
 }
 
 /// The key under which kube-apiserver stores the object. Some of its responses show it.

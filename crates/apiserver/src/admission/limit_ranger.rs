@@ -41,8 +41,11 @@ fn for_each_limit_range(
         return Ok(());
     }
     let kind = &registry::LIMIT_RANGE;
-    let filter = Filter::everything(kind, attributes.target.namespace);
-    for object in admission.cache.of(kind)?.list(&filter) {
+    let ranges = admission.cache.of(kind)?;
+    if ranges.count() == 0 {
+        return Ok(());
+    }
+    for object in ranges.list(&Filter::everything(kind, attributes.target.namespace)) {
         if let Some(range) = object.get::<LimitRange>() {
             with(range)?;
         }

@@ -39,8 +39,10 @@ impl Admission {
             return Ok(charged);
         };
         let kind = &registry::RESOURCE_QUOTA;
-        let everything = Filter::everything(kind, target.namespace);
-        let found = self.cache.of(kind)?.list(&everything);
+        let found = match self.cache.of(kind)? {
+            none if none.count() == 0 => Vec::new(),
+            some => some.list(&Filter::everything(kind, target.namespace)),
+        };
         if found.is_empty() {
             return Ok(charged);
         }

@@ -33,7 +33,7 @@ use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use crate::encryption::AtRest;
-use crate::keys;
+use crate::keys::{self, group_name};
 use crate::metrics::Metrics;
 use custom::CustomKinds;
 pub use custom::KindCacheRef;
@@ -512,14 +512,6 @@ impl Drop for DepositGuard<'_> {
                 deposits.remove(&self.key);
             }
         }
-    }
-}
-
-/// The kind's group as keys have it: `core` for the core group.
-fn group_name(kind: &Kind) -> &str {
-    match kind.group() {
-        "" => "core",
-        group => group,
     }
 }
 

@@ -118,10 +118,10 @@ impl HandlerChain {
         response
     }
 
-    fn read(&self, request: Request<Incoming>, connection: &Connection) -> Http {
+    fn read(&self, mut request: Request<Incoming>, connection: &Connection) -> Http {
         let query = Query::parse(request.uri().query().unwrap_or(""));
         let info = RequestInfo::parse(request.method(), request.uri().path(), query.flag("watch"));
-        let headers = request.headers().clone();
+        let headers = std::mem::take(request.headers_mut());
         Http {
             format: ResponseFormat {
                 gzip: headers

@@ -51,6 +51,7 @@ pub(crate) type RequestBody = Either<Incoming, Empty<Bytes>>;
 pub(crate) struct Http {
     pub info: RequestInfo,
     pub query: Query,
+    /// The headers; `request` has them no more.
     pub headers: HeaderMap,
     pub method: http::Method,
     pub format: ResponseFormat,

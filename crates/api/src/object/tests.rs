@@ -1,0 +1,106 @@
+//! Objects: their encoding with a resourceVersion, and what a slim object has.
+
+use super::*;
+use crate::registry;
+
+fn stored(kind: &Kind, written: &str) -> serde_json::Value {
+    let mut typed = kind.ops.decode(written.as_bytes()).expect("an object").object;
+    let stored = Object::encode_for_store(&mut *typed);
+    let object = Object::from_stored(kind, typed, &stored, 42);
+    assert_eq!(object.metadata().resource_version.as_deref(), Some("42"));
+    serde_json::from_slice(object.json()).expect("JSON")
+}
+
+#[test]
+fn the_resource_version_is_inserted_into_the_metadata_of_every_kind() {
+    for kind in registry::ALL.iter().filter(|k| k.is_stored()) {
+        for metadata in [r#"{}"#, r#"{"name":"a","labels":{"metadata":"\"}"}}"#] {
+            let json = stored(kind, &format!(r#"{{"metadata":{metadata}}}"#));
+            assert_eq!(json["metadata"]["resourceVersion"], "42", "{kind:?}");
+            let read = metadata_in(kind, json.to_string().as_bytes()).expect("metadata");
+            let version = read.resource_version.as_deref();
+            assert_eq!(version, Some("42"), "{kind:?}: it can be read by itself");
+        }
+    }
+}
+
+#[test]
+fn a_slim_object_is_the_same_object() {
+    let written = serde_json::json!({
+        "metadata": {"name": "a", "namespace": "b", "labels": {"c": "d"},
+            "managedFields": [{"manager": "e", "fieldsType": "FieldsV1", "fieldsV1": {"f:spec": {}}}]},
+        "spec": {"nodeName": "f", "containers": [{"name": "g", "image": "h".repeat(SLIM_FROM_BYTES)}]},
+        "status": {"phase": "Running"},
+    });
+    let kind = &registry::POD;
+    let mut typed = kind.ops.decode(written.to_string().as_bytes()).unwrap().object;
+    let stored = Object::encode_for_store(&mut *typed);
+    let full = Arc::new(Object::from_stored(kind, typed, &stored, 7));
+    let slim = full.slim();
+    assert!(slim.is_slim() && !full.is_slim());
+    assert!(Arc::ptr_eq(&slim, &full.slim()) && Arc::ptr_eq(&slim, &slim.slim()));
+    assert_eq!(slim.json(), full.json());
+    assert!(slim.has_encoding(&stored));
+    assert_eq!(
+        [full.stored_len(), slim.stored_len()],
+        [Some(stored.len()), Some(stored.len())]
+    );
+    for path in kind.ops.selectable_fields().iter() {
+        assert_eq!(slim.field(path).unwrap(), full.field(path).unwrap(), "{path}");
+    }
+    let names = |o: &Object| [o.namespace(), o.name(), o.uid()].map(String::from);
+    assert_eq!(names(&slim), names(&full));
+    assert!(slim.is_slim(), "all of this was known without reading it again");
+    assert_eq!(*slim.metadata(), without_managers(full.metadata()));
+    assert!(!slim.is_slim() && slim.slim().is_slim());
+    assert!(slim.typed.get().is_none(), "metadata is read by itself");
+    use k8s_openapi::api::core::v1::Pod;
+    assert_eq!(slim.get::<Pod>().unwrap(), full.get::<Pod>().unwrap());
+    assert!(!slim.is_slim() && slim.metadata().managed_fields.is_some());
+    assert!(slim.slim().is_slim());
+}
+
+#[test]
+fn the_encoding_of_every_kind_begins_with_its_type() {
+    for kind in registry::ALL.iter().filter(|k| k.is_stored()) {
+        let typed = kind.ops.decode(br#"{"metadata":{"name":"a"}}"#).unwrap().object;
+        let object = Object::from_typed(kind, typed);
+        let rest = after_type(kind, object.json()).expect("a type");
+        assert_eq!(rest, object.json_without_type(), "{kind:?}");
+        let type_meta = format!(
+            r#"{{"apiVersion":"{}","kind":"{}","#,
+            kind.api_version(),
+            kind.kind()
+        );
+        assert!(object.json().starts_with(type_meta.as_bytes()), "{kind:?}");
+        assert_eq!(type_len(kind), type_meta.len());
+    }
+}
+
+#[test]
+fn an_encoding_is_kept_without_the_rest_of_its_buffer() {
+    let kind = &registry::CONFIG_MAP;
+    for written in [r#"{"metadata":{"name":"a"}}"#, r#"{"metadata":{}}"#] {
+        let mut typed = kind.ops.decode(written.as_bytes()).unwrap().object;
+        let stored = Object::encode_for_store(&mut *typed);
+        let mut json = Vec::new();
+        let at = metadata_start(kind, &stored).unwrap();
+        splice_version(&mut json, &stored, &(at..at), 1234);
+        assert_eq!(json.capacity(), json.len(), "{written}");
+        let object = Object::from_stored(kind, typed, &stored, 1234);
+        assert_eq!(object.json(), &kept(json));
+    }
+    let mut large = Vec::with_capacity(4096);
+    large.extend_from_slice(b"small");
+    assert_eq!(kept(large), "small");
+}
+
+#[test]
+fn data_with_a_key_named_metadata_is_not_changed() {
+    let json = stored(
+        &registry::CONFIG_MAP,
+        r#"{"metadata":{"name":"a"},"data":{"metadata":"{\"metadata\":{","x":"\\"}}"#,
+    );
+    assert_eq!(json["metadata"]["resourceVersion"], "42");
+    assert_eq!(json["data"]["metadata"], "{\"metadata\":{");
+}
