@@ -5,7 +5,7 @@
 //! every five minutes. [`EventRecorder`] writes in the background: recording never blocks and never fails. An event that cannot be
 //! written is lost, with a line in the log.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{Event, EventSource, ObjectReference};
@@ -35,6 +35,8 @@ const AGGREGATE_INTERVAL_SECONDS: f64 = 600.0;
 /// The token bucket of each source and object.
 const BURST: f64 = 25.0;
 const REFILL_PER_SECOND: f64 = 1.0 / 300.0;
+/// Between the fields of a key. No field contains it.
+const SEPARATOR: &str = "\0";
 /// The namespace of events about cluster-scoped objects.
 const CLUSTER_NAMESPACE: &str = "default";
 
@@ -81,18 +83,44 @@ pub enum EventWrite {
     Patch(Event),
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct AggregationKey {
-    component: String,
-    instance: String,
-    about: [String; 5],
-    field_path: String,
-    type_: String,
-    reason: String,
+/// By what events are found: their fields as one text, which the caches share. A cache has thousands of entries, and keeps them.
+struct EventKeys {
+    /// Of the events of one source about one object.
+    spam: Arc<str>,
+    /// Of the similar ones among them: of one field, type and reason.
+    aggregation: Arc<str>,
+}
+
+impl EventKeys {
+    fn of(event: &Event) -> Self {
+        fn text(field: &Option<String>) -> &str {
+            field.as_deref().unwrap_or_default()
+        }
+        let about = &event.involved_object;
+        let (component, instance) = event
+            .source
+            .as_ref()
+            .map_or(("", ""), |source| (text(&source.component), text(&source.host)));
+        let of_object = [
+            component,
+            instance,
+            text(&about.kind),
+            text(&about.namespace),
+            text(&about.name),
+            text(&about.uid),
+            text(&about.api_version),
+        ];
+        let similar = [text(&about.field_path), text(&event.type_), text(&event.reason)];
+        EventKeys {
+            spam: of_object.join(SEPARATOR).into(),
+            aggregation: [&of_object[..], &similar[..]].concat().join(SEPARATOR).into(),
+        }
+    }
 }
 
 struct AggregateRecord {
-    messages: BTreeSet<String>,
+    /// In order, each once.
+    messages: Vec<String>,
     last: Timestamp,
     used: u64,
 }
@@ -113,9 +141,10 @@ struct SpamRecord {
 /// Decides how an event is written, or that it is dropped. See the module.
 #[derive(Default)]
 pub struct EventCorrelator {
-    aggregates: BTreeMap<AggregationKey, AggregateRecord>,
-    written: BTreeMap<(AggregationKey, String), LoggedEvent>,
-    spam_records: BTreeMap<(String, [String; 5]), SpamRecord>,
+    aggregates: BTreeMap<Arc<str>, AggregateRecord>,
+    /// By aggregation key and message.
+    written: BTreeMap<(Arc<str>, String), LoggedEvent>,
+    spam_records: BTreeMap<Arc<str>, SpamRecord>,
     used: u64,
     last_nanos: i128,
 }
@@ -141,14 +170,14 @@ impl EventCorrelator {
     pub fn correlate(&mut self, mut event: Event, now: Timestamp) -> Option<EventWrite> {
         self.used += 1;
         let used = self.used;
-        let aggregation_key = aggregation_key(&event);
+        let keys = EventKeys::of(&event);
         let message = event.message.clone().unwrap_or_default();
 
         let aggregates = self
             .aggregates
-            .entry(aggregation_key.clone())
+            .entry(keys.aggregation.clone())
             .or_insert_with(|| AggregateRecord {
-                messages: BTreeSet::new(),
+                messages: Vec::new(),
                 last: now,
                 used,
             });
@@ -157,21 +186,23 @@ impl EventCorrelator {
         }
         aggregates.last = now;
         aggregates.used = used;
-        aggregates.messages.insert(message.clone());
+        if let Err(at) = aggregates.messages.binary_search(&message) {
+            aggregates.messages.insert(at, message.clone());
+        }
         let combined = aggregates.messages.len() >= AGGREGATE_MAX_MESSAGES;
         if combined {
             // That there were many is all that has to be remembered.
-            aggregates.messages.pop_last();
+            aggregates.messages.pop();
             event.message = Some(format!("(combined from similar events): {message}"));
         }
         bound(&mut self.aggregates, |c| c.used);
 
-        if !self.take_token(&aggregation_key, now) {
+        if !self.take_token(keys.spam, now) {
             return None;
         }
 
         // All combined events are one event, whatever their messages.
-        let key = (aggregation_key, if combined { String::new() } else { message });
+        let key = (keys.aggregation, if combined { String::new() } else { message });
         let known = self.written.get_mut(&key);
         let again = known.is_some();
         let (name, count, first) = match known {
@@ -210,12 +241,8 @@ impl EventCorrelator {
         format!("{name}.{:x}", self.last_nanos)
     }
 
-    fn take_token(&mut self, aggregation_key: &AggregationKey, now: Timestamp) -> bool {
+    fn take_token(&mut self, key: Arc<str>, now: Timestamp) -> bool {
         let used = self.used;
-        let key = (
-            format!("{}/{}", aggregation_key.component, aggregation_key.instance),
-            aggregation_key.about.clone(),
-        );
         let bucket = self.spam_records.entry(key).or_insert(SpamRecord {
             tokens: BURST,
             filled: now,
@@ -231,26 +258,6 @@ impl EventCorrelator {
         }
         bound(&mut self.spam_records, |b| b.used);
         granted
-    }
-}
-
-fn aggregation_key(event: &Event) -> AggregationKey {
-    let text = |s: &Option<String>| s.clone().unwrap_or_default();
-    let about = &event.involved_object;
-    let source = event.source.clone().unwrap_or_default();
-    AggregationKey {
-        component: text(&source.component),
-        instance: text(&source.host),
-        about: [
-            text(&about.kind),
-            text(&about.namespace),
-            text(&about.name),
-            text(&about.uid),
-            text(&about.api_version),
-        ],
-        field_path: text(&about.field_path),
-        type_: text(&event.type_),
-        reason: text(&event.reason),
     }
 }
 
@@ -406,6 +413,8 @@ async fn write_one(api: &dyn Api, write: EventWrite) -> knarr_apimachinery::Resu
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
 
     fn event(message: &str) -> Event {
