@@ -21,8 +21,14 @@ const NOT_NEGATIVE: &str = "must be greater than or equal to 0";
 /// Validates a new object's metadata by the kind's own rules (name, namespace, labels, annotations, finalizers,
 /// ownerReferences).
 pub fn validate(kind: &Kind, meta: &ObjectMeta) -> ErrorList {
+    own(kind, meta, common(meta))
+}
+
+/// As [`validate`]; `common` are the errors of [`common`].
+fn own(kind: &Kind, meta: &ObjectMeta, common: ErrorList) -> ErrorList {
     let rule = |name: &str| kind.strategy().validate_name(name);
-    let mut errors = whole(kind, meta, rule, |prefix| names::generated(prefix, rule));
+    let mut errors = of_names(kind, meta, rule, |prefix| names::generated(prefix, rule));
+    errors.extend(common);
     if kind.strategy().standard_finalizers() {
         errors.extend(standard_finalizers(meta));
     }
@@ -31,7 +37,14 @@ pub fn validate(kind: &Kind, meta: &ObjectMeta) -> ErrorList {
 
 /// Validates a new object's metadata by the rules for every kind. They apply when the kind's own found no error.
 pub fn validate_common(kind: &Kind, meta: &ObjectMeta) -> ErrorList {
-    whole(kind, meta, names::path_segment, names::path_segment_prefix)
+    let mut errors = validate_common_names(kind, meta);
+    errors.extend(common(meta));
+    errors
+}
+
+/// As [`validate_common`], where [`validate`] found no error: its rules differ from these in those of the names only.
+pub fn validate_common_names(kind: &Kind, meta: &ObjectMeta) -> ErrorList {
+    of_names(kind, meta, names::path_segment, names::path_segment_prefix)
 }
 
 /// Validates the metadata of an update: immutable fields, and the rules of [`validate`] for labels, annotations and the like.
@@ -39,14 +52,20 @@ pub fn validate_common(kind: &Kind, meta: &ObjectMeta) -> ErrorList {
 /// An error is in `details.causes` once for each check that finds it: Kubernetes makes both checks for every kind, and
 /// again those of the kind's own rules (`rest.BeforeUpdate`).
 pub fn validate_update(kind: &Kind, part: Part, meta: &ObjectMeta, old: &ObjectMeta) -> ErrorList {
-    let mut errors = validate_common(kind, meta);
-    let changes = changes(meta, old);
+    // Each check finds the same errors of labels and the like: they are searched once.
+    let common = common(meta);
+    let mut errors = validate_common_names(kind, meta);
+    errors.extend(common.clone());
+    let changes = match common.is_empty() {
+        true => immutable_fields(meta, old),
+        false => changes(meta, old),
+    };
     errors.extend(changes.clone());
-    let own = kind.strategy().metadata_checks(part);
-    for _ in 0..own.full {
-        errors.extend(validate(kind, meta));
+    let checks_of_kind = kind.strategy().metadata_checks(part);
+    for _ in 0..checks_of_kind.full {
+        errors.extend(own(kind, meta, common.clone()));
     }
-    for _ in 0..own.update {
+    for _ in 0..checks_of_kind.update {
         errors.extend(changes.clone());
         if kind.strategy().standard_finalizers() {
             errors.extend(standard_finalizers(meta));
@@ -65,7 +84,8 @@ fn standard_finalizers(meta: &ObjectMeta) -> ErrorList {
     errors
 }
 
-fn whole(
+/// The errors of name, generateName and namespace.
+fn of_names(
     kind: &Kind,
     meta: &ObjectMeta,
     name_rule: impl Fn(&str) -> Vec<String>,
@@ -99,11 +119,22 @@ fn whole(
         (false, "") => {}
         (false, _) => errors.forbidden(&at, "not allowed on this type"),
     }
-    errors.extend(common(meta, &path));
     errors
 }
 
+/// The rules for an update. Those of labels, annotations, owner references and managed fields are in [`common`], too.
 fn changes(meta: &ObjectMeta, old: &ObjectMeta) -> ErrorList {
+    let path = Path::new("metadata");
+    let mut errors = immutable_fields(meta, old);
+    errors.extend(labels(meta.labels.as_ref(), &path.child("labels")));
+    errors.extend(annotations(meta.annotations.as_ref(), &path.child("annotations")));
+    errors.extend(owner_references(meta, &path.child("ownerReferences")));
+    errors.extend(managed_fields(meta, &path.child("managedFields")));
+    errors
+}
+
+/// The rules for fields that an update may not change, or may change only in some ways.
+fn immutable_fields(meta: &ObjectMeta, old: &ObjectMeta) -> ErrorList {
     let path = Path::new("metadata");
     let mut errors = ErrorList::new();
     if old.deletion_timestamp.is_some() {
@@ -189,15 +220,12 @@ fn changes(meta: &ObjectMeta, old: &ObjectMeta) -> ErrorList {
     if new != old {
         immutable("deletionGracePeriodSeconds", seconds(new), seconds(old));
     }
-    errors.extend(labels(meta.labels.as_ref(), &path.child("labels")));
-    errors.extend(annotations(meta.annotations.as_ref(), &path.child("annotations")));
-    errors.extend(owner_references(meta, &path.child("ownerReferences")));
-    errors.extend(managed_fields(meta, &path.child("managedFields")));
     errors
 }
 
 /// The rules that do not depend on the kind.
-fn common(meta: &ObjectMeta, path: &Path) -> ErrorList {
+fn common(meta: &ObjectMeta) -> ErrorList {
+    let path = Path::new("metadata");
     let mut errors = ErrorList::new();
     let generation = meta.generation.unwrap_or(0);
     if generation < 0 {
@@ -385,5 +413,22 @@ mod tests {
         );
         let twice = validate_update(&registry::CONFIG_MAP, Part::Main, &new, &old);
         assert_eq!(twice.len(), 2 * errors(&new, &old).len());
+    }
+
+    #[test]
+    fn an_invalid_label_is_an_error_of_each_check() {
+        let old = meta(0);
+        let new = ObjectMeta {
+            labels: Some([("a b".to_string(), String::new())].into()),
+            ..meta(0)
+        };
+        let once = errors(&new, &old).len();
+        assert!(once > 0);
+        for (kind, checks) in [(&registry::LIMIT_RANGE, 3), (&registry::CONFIG_MAP, 4)] {
+            let found = validate_update(kind, Part::Main, &new, &old).len();
+            assert_eq!(found, checks * once, "{kind:?}");
+        }
+        assert_eq!(validate(&registry::POD, &new).len(), once);
+        assert_eq!(validate_common(&registry::POD, &new).len(), once);
     }
 }

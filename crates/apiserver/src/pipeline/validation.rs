@@ -59,7 +59,8 @@ impl Pipeline {
         let mut errors = ErrorList::new();
         match write.change {
             Change::Create => {
-                if rules.strategy().checks_metadata() {
+                let checks_metadata = rules.strategy().checks_metadata();
+                if checks_metadata {
                     errors.extend(metadata::validate(rules, object.metadata()));
                 }
                 if rules == kind {
@@ -69,7 +70,10 @@ impl Pipeline {
                     errors.extend(rules.strategy().validate(&*shown)?);
                 }
                 if errors.is_empty() {
-                    errors.extend(metadata::validate_common(rules, object.metadata()));
+                    errors.extend(match checks_metadata {
+                        true => metadata::validate_common_names(rules, object.metadata()),
+                        false => metadata::validate_common(rules, object.metadata()),
+                    });
                 }
                 errors.extend(authorize_admin_access(cache, target, None, object));
                 errors.extend(authorize_params(cache, authorizer, ctx, None, object));
