@@ -29,6 +29,7 @@ mod storage_in_use;
 #[cfg(test)]
 mod tests;
 
+use std::cell::Cell;
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::Pod;
@@ -145,18 +146,20 @@ impl Admission {
         }
     }
 
-    /// The decision of one plugin, timed.
-    fn plugin<T>(
+    /// The decision of one plugin, timed from `begun`, which becomes the beginning of the next one: the clock is read once for each.
+    fn plugin(
         &self,
         name: &'static str,
         of: AdmissionType,
         attributes: &Attributes<'_>,
-        decide: impl FnOnce() -> Result<T, Error>,
-    ) -> Result<T, Error> {
-        let begun = Instant::now();
+        begun: &Cell<Instant>,
+        decide: &mut dyn FnMut() -> Result<(), Error>,
+    ) -> Result<(), Error> {
         let decision = decide();
+        let now = Instant::now();
+        let took = now.duration_since(begun.replace(now));
         let outcome = (attributes.operation.as_str(), decision.is_err());
-        self.metrics.admission_plugin(name, of, outcome, begun.elapsed());
+        self.metrics.admission_plugin(name, of, outcome, took);
         decision
     }
 
@@ -167,8 +170,9 @@ impl Admission {
         object: &mut dyn AnyObject,
     ) -> Result<(), Error> {
         let target = attributes.target;
+        let begun = Cell::new(Instant::now());
         let plugin = |name, decide: &mut dyn FnMut() -> Result<(), Error>| {
-            self.plugin(name, AdmissionType::Admit, attributes, decide)
+            self.plugin(name, AdmissionType::Admit, attributes, &begun, decide)
         };
         if attributes.operation == Operation::Create {
             plugin("NamespaceLifecycle", &mut || {
@@ -231,8 +235,9 @@ impl Admission {
         object: Option<&dyn AnyObject>,
     ) -> Result<(), Error> {
         let Some(object) = object else { return Ok(()) };
+        let begun = Cell::new(Instant::now());
         let plugin = |name, decide: &mut dyn FnMut() -> Result<(), Error>| {
-            self.plugin(name, AdmissionType::Validate, attributes, decide)
+            self.plugin(name, AdmissionType::Validate, attributes, &begun, decide)
         };
         plugin("LimitRanger", &mut || {
             limit_ranger::validate(self, attributes, object)
