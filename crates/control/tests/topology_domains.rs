@@ -43,12 +43,15 @@ fn until_dropped(running: impl Future<Output = ()> + Send + 'static) -> DropGuar
     cancel.drop_guard()
 }
 
+const TOPOLOGY_DOMAINS: &str = "topologydomains.placement.knarr.io";
+const MACHINE_DEPLOYMENTS: &str = "machinedeployments.cluster.x-k8s.io";
+
 /// What the API server does with a definition that was created.
-async fn establish(api: &FakeApi) {
-    let name = definition().metadata.name.unwrap();
-    let there = api.get_as::<CustomResourceDefinition>("", &name).await.unwrap();
+async fn establish(api: &FakeApi, name: &str) {
+    let there = api.get_as::<CustomResourceDefinition>("", name).await.unwrap();
     let mut crd = (*there).clone();
     let names = crd.spec.names.clone();
+    let version = crd.spec.versions[0].name.clone();
     let status = crd.status.get_or_insert_default();
     conditions::set(
         status,
@@ -59,7 +62,7 @@ async fn establish(api: &FakeApi) {
         Timestamp::UNIX_EPOCH,
     );
     status.accepted_names = Some(names);
-    status.stored_versions = Some(vec!["v1alpha1".into()]);
+    status.stored_versions = Some(vec![version]);
     api.update_status_as(crd).await.unwrap();
 }
 
@@ -103,7 +106,7 @@ async fn write(api: &FakeApi, kind: &Kind, revision: Option<u64>, domains: &Valu
 async fn b3_a_pod_waits_for_a_node_in_an_absent_zone_until_the_zone_is_lost() {
     let (api, base) = base();
     api.create_as(definition()).await.unwrap();
-    establish(&api).await;
+    establish(&api, TOPOLOGY_DOMAINS).await;
     for (name, zone) in [("a1", "a"), ("b1", "b")] {
         api.create_as(node(name, zone)).await.unwrap();
         api.create_as(pod(&format!("on-{name}"), Some(name)))
@@ -166,7 +169,7 @@ async fn b3_the_controller_creates_its_definition_and_writes_the_status() {
     let (api, base) = base();
     let _running = until_dropped(topology_domains::run(base));
     sleep(Duration::from_secs(1)).await;
-    establish(&api).await;
+    establish(&api, TOPOLOGY_DOMAINS).await;
     api.create_as(node("a1", "a")).await.unwrap();
     write(&api, TopologyDomains::kind(), None, &json!([])).await;
     sleep(Duration::from_secs(10)).await;
@@ -174,4 +177,60 @@ async fn b3_the_controller_creates_its_definition_and_writes_the_status() {
     api.create_as(node("c1", "c")).await.unwrap();
     sleep(Duration::from_secs(1)).await;
     assert_eq!(domains(&api).await, ["c Ready 1", "a Ready 1"]);
+}
+
+/// The definition of MachineDeployments, without their schema.
+fn machine_deployments() -> CustomResourceDefinition {
+    serde_json::from_value(json!({"metadata": {"name": MACHINE_DEPLOYMENTS},
+        "spec": {"group": "cluster.x-k8s.io", "scope": "Namespaced",
+            "names": {"plural": "machinedeployments", "singular": "machinedeployment", "kind": "MachineDeployment",
+                "listKind": "MachineDeploymentList"},
+            "versions": [{"name": "v1beta2", "served": true, "storage": true, "schema": {"openAPIV3Schema": {
+                "type": "object", "x-kubernetes-preserve-unknown-fields": true}}}]}}))
+    .unwrap()
+}
+
+async fn create(api: &FakeApi, kind: &Kind, json: Value) {
+    let object = kind.ops.decode(json.to_string().as_bytes()).unwrap().object;
+    api.create(kind, object).await.unwrap();
+}
+
+/// The reason of the condition MachineDeploymentsRead.
+async fn read_reason(api: &FakeApi) -> String {
+    let object = api.get(TopologyDomains::kind(), "", "zones").await.unwrap();
+    let conditions = TopologyDomains::of(&object).unwrap().status.conditions;
+    let mut read = conditions
+        .into_iter()
+        .filter(|c| c.type_ == "MachineDeploymentsRead");
+    read.next().unwrap().reason
+}
+
+#[tokio::test(start_paused = true)]
+async fn b3_machine_deployments_declare_domains_once_cluster_api_is_installed() {
+    let (api, base) = base();
+    let caches = base.caches.clone();
+    let _running = until_dropped(topology_domains::run(base));
+    sleep(Duration::from_secs(1)).await;
+    establish(&api, TOPOLOGY_DOMAINS).await;
+    api.create_as(node("a1", "a")).await.unwrap();
+    let spec =
+        json!({"topologyKey": "zone", "machineDeployments": {"namespace": "capi", "clusterName": "prod"}});
+    let zones = json!({"metadata": {"name": "zones"}, "spec": spec});
+    create(&api, TopologyDomains::kind(), zones).await;
+    sleep(Duration::from_secs(10)).await;
+    assert_eq!(domains(&api).await, ["a Ready 1"]);
+    assert_eq!(read_reason(&api).await, "NotServed");
+
+    api.create_as(machine_deployments()).await.unwrap();
+    establish(&api, MACHINE_DEPLOYMENTS).await;
+    sleep(Duration::from_secs(10)).await;
+    assert_eq!(read_reason(&api).await, "Read");
+    let served = caches.custom_kinds();
+    let kind = served.iter().find(|k| k.kind() == "MachineDeployment").unwrap();
+    let workers = json!({"metadata": {"name": "workers", "namespace": "capi"},
+        "spec": {"clusterName": "prod", "replicas": 0, "template": {"spec": {"failureDomain": "c"}}}});
+    create(&api, kind, workers).await;
+    // Less than the period: the change wakes the controller.
+    sleep(Duration::from_secs(1)).await;
+    assert_eq!(domains(&api).await, ["c Absent 0", "a Ready 1"]);
 }

@@ -1,4 +1,4 @@
-//! The conditions of a TopologyDomains object: Ready, and Conflict.
+//! The conditions of a TopologyDomains object: Ready, Conflict and, with `spec.machineDeployments`, MachineDeploymentsRead.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use k8s_openapi::jiff::Timestamp;
@@ -43,8 +43,31 @@ impl Message<'_> {
     }
 }
 
-/// Both conditions; the transition time of one that keeps its status stays.
-pub(super) fn set(domains: &TopologyDomains, message: &Message<'_>, now: Timestamp) -> Vec<Condition> {
+/// What MachineDeploymentsRead reports.
+#[derive(Clone, Debug)]
+pub(super) struct Finding {
+    status: &'static str,
+    reason: &'static str,
+    message: String,
+}
+
+impl Finding {
+    pub(super) fn new(status: &'static str, reason: &'static str, message: impl Into<String>) -> Self {
+        Finding {
+            status,
+            reason,
+            message: message.into(),
+        }
+    }
+}
+
+/// All conditions; the transition time of one that keeps its status stays.
+pub(super) fn set(
+    domains: &TopologyDomains,
+    message: &Message<'_>,
+    machine_deployments: Option<Finding>,
+    now: Timestamp,
+) -> Vec<Condition> {
     let text = message.text(&domains.spec.topology_key);
     let (ready, conflict) = match message {
         Message::Used { .. } => (("True", "Declared", text), ("False", "NoConflict", String::new())),
@@ -62,5 +85,10 @@ pub(super) fn set(domains: &TopologyDomains, message: &Message<'_>, now: Timesta
             observed_generation: domains.metadata.generation,
         }
     };
-    vec![condition("Ready", ready), condition("Conflict", conflict)]
+    let mut conditions = vec![condition("Ready", ready), condition("Conflict", conflict)];
+    conditions.extend(machine_deployments.map(|found| {
+        let of = (found.status, found.reason, found.message);
+        condition("MachineDeploymentsRead", of)
+    }));
+    conditions
 }

@@ -9,12 +9,12 @@ use std::sync::LazyLock;
 use k8s_openapi::api::core::v1::Taint;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, ObjectMeta, Time};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, LabelSelector, ObjectMeta, Time};
 use knarr_api::custom::{Definition, conditions};
 use knarr_api::{AnyObject, Kind, Object, k8s_openapi};
 use knarr_apimachinery::Error;
 use serde::{Deserialize, Serialize};
-use serde_json::json;
+use serde_json::{Value, json};
 
 pub const GROUP: &str = "placement.knarr.io";
 const VERSION: &str = "v1alpha1";
@@ -23,11 +23,29 @@ const PLURAL: &str = "topologydomains";
 
 /// The most domains of one object: clouds have a handful of zones, and the status of all of them has to fit one object.
 pub const DOMAINS_MAX: usize = 64;
+/// The most node groups and MachineDeployments of one object, of all its domains together; with [`LABELS_MAX`] labels each, the status
+/// fits an object.
+pub const GROUPS_MAX: usize = 64;
 /// The most labels of a node template, and the most taints.
 pub const LABELS_MAX: usize = 32;
 pub const TAINTS_MAX: usize = 16;
 /// How long a node group without nodes is remembered by default: 30 days.
 const FORGET_AFTER_SECONDS: i64 = 30 * 24 * 60 * 60;
+/// The longest time that can be given: ten years.
+const SECONDS_MAX: i64 = 10 * 365 * 24 * 60 * 60;
+/// The longest text of a quantity, such as `1048576Ki`.
+pub const QUANTITY_BYTES_MAX: usize = 32;
+/// The longest label value, and the longest name of a namespace or Cluster.
+const LABEL_VALUE_BYTES_MAX: usize = 63;
+/// The longest label key: the prefix, a slash and the name.
+const LABEL_KEY_BYTES_MAX: usize = 317;
+/// The form of label keys; the lengths of its parts are not checked.
+const LABEL_KEY: &str = "^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$";
+/// The form of label values that are not empty, and of those that may be.
+const LABEL_VALUE: &str = "^[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$";
+const LABEL_VALUE_OR_EMPTY: &str = "^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$";
+/// The most requirements of a selector, and the most values of one.
+const REQUIREMENTS_MAX: usize = 32;
 
 /// The domains of one topology key.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
@@ -50,6 +68,9 @@ pub struct Spec {
     /// The node label that names a node's group. A domain in which a group had nodes stays declared when they are deleted.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub node_group_label: String,
+    /// The MachineDeployments of Cluster API that declare their domains, whether they have Machines or not.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub machine_deployments: Option<MachineDeploymentSource>,
     /// How long a group without nodes is remembered.
     pub forget_after_seconds: i64,
     /// A domain none of whose nodes has been Ready for so long is lost; without it no domain is.
@@ -63,10 +84,24 @@ impl Default for Spec {
             topology_key: String::new(),
             domains: Vec::new(),
             node_group_label: String::new(),
+            machine_deployments: None,
             forget_after_seconds: FORGET_AFTER_SECONDS,
             lost_after_seconds: None,
         }
     }
+}
+
+/// Which MachineDeployments declare domains: those of one Cluster, this one. A management cluster has those of others, too.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct MachineDeploymentSource {
+    /// The namespace of the Cluster.
+    pub namespace: String,
+    /// Its name, which its MachineDeployments have as `spec.clusterName`.
+    pub cluster_name: String,
+    /// Of these only those with such labels.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub selector: Option<LabelSelector>,
 }
 
 /// A domain, and what a node that is added there would have.
@@ -98,6 +133,8 @@ pub struct Status {
 pub enum Source {
     /// `spec.domains`.
     Spec,
+    /// A MachineDeployment, also one that is scaled to zero.
+    MachineDeployment,
     /// A node group that has, or had, nodes there.
     NodeGroup,
     /// Its nodes: without them it is no domain.
@@ -132,7 +169,7 @@ pub struct Domain {
     pub ready_nodes: usize,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub without_ready_nodes_since: Option<Time>,
-    /// The nodes that would be added here: that of `spec.domains`, and one for each node group.
+    /// The nodes that would be added here: that of `spec.domains`, and one for each MachineDeployment and node group.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub node_templates: Vec<NodeTemplate>,
 }
@@ -141,9 +178,12 @@ pub struct Domain {
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct NodeTemplate {
-    /// Empty for that of `spec.domains`.
+    /// The node group; empty for one of another source.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub node_group: String,
+    /// The MachineDeployment, as `namespace/name`; empty for one of another source.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub machine_deployment: String,
     /// Since when the group has no nodes here.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub without_nodes_since: Option<Time>,
@@ -193,49 +233,112 @@ static TOPOLOGY_DOMAINS: LazyLock<Kind> = LazyLock::new(|| {
     }
 });
 
-/// The CustomResourceDefinition, which is created in every cluster.
-pub fn definition() -> CustomResourceDefinition {
-    let label_key = |description: &str| json!({"type": "string", "minLength": 1, "maxLength": 317, "description": description});
-    let text = json!({"type": "string"});
-    let seconds = json!({"type": "integer", "format": "int64", "minimum": 1});
+/// The schema of `spec.machineDeployments`.
+fn machine_deployments() -> Value {
+    let name = |description: &str| json!({"type": "string", "minLength": 1, "maxLength": LABEL_VALUE_BYTES_MAX, "description": description});
+    let values = json!({"type": "array", "maxItems": REQUIREMENTS_MAX, "description": "For In and NotIn.",
+        "items": {"type": "string", "maxLength": LABEL_VALUE_BYTES_MAX}});
+    let requirement = json!({
+        "type": "object", "required": ["key", "operator"],
+        "properties": {
+            "key": {"type": "string", "maxLength": LABEL_KEY_BYTES_MAX, "description": "The label."},
+            "operator": {"type": "string", "enum": ["In", "NotIn", "Exists", "DoesNotExist"],
+                "description": "How the label's value relates to values."},
+            "values": values,
+        },
+    });
+    let selector = json!({
+        "type": "object", "x-kubernetes-map-type": "atomic", "description": "Only MachineDeployments with such labels.",
+        "properties": {
+            "matchLabels": {"type": "object", "maxProperties": REQUIREMENTS_MAX, "description": "Labels with these values.",
+                "additionalProperties": {"type": "string", "maxLength": LABEL_VALUE_BYTES_MAX}},
+            "matchExpressions": {"type": "array", "maxItems": REQUIREMENTS_MAX, "items": requirement,
+                "description": "Requirements on labels, all of which must be met."},
+        },
+    });
+    json!({
+        "type": "object", "required": ["namespace", "clusterName"],
+        "description": "The Cluster API MachineDeployments that declare their failure domains, also when they are scaled to zero.",
+        "properties": {
+            "namespace": name("The namespace of the Cluster."),
+            "clusterName": name("The Cluster that this one is; MachineDeployments of others declare nothing."),
+            "selector": selector,
+        },
+    })
+}
+
+/// The schema of `spec.domains`.
+fn domains() -> Value {
     let labels = json!({"type": "object", "maxProperties": LABELS_MAX,
-        "additionalProperties": {"type": "string", "maxLength": 63}});
+        "description": "The labels of a node there, in addition to the topology key.",
+        "additionalProperties": {"type": "string", "maxLength": LABEL_VALUE_BYTES_MAX, "pattern": LABEL_VALUE_OR_EMPTY}});
     let taint = json!({
         "type": "object", "required": ["key", "effect"],
         "properties": {
             "key": label_key("The taint's key."),
-            "value": {"type": "string", "maxLength": 63},
+            "value": {"type": "string", "maxLength": LABEL_VALUE_BYTES_MAX, "pattern": LABEL_VALUE_OR_EMPTY},
             "effect": {"type": "string", "enum": ["NoSchedule", "PreferNoSchedule", "NoExecute"]},
         },
     });
-    let taints = json!({"type": "array", "maxItems": TAINTS_MAX, "items": taint});
+    let taints = json!({"type": "array", "maxItems": TAINTS_MAX, "items": taint,
+        "description": "The taints of a node there.",
+        "x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["key", "effect"]});
     let capacity = json!({"type": "object", "maxProperties": LABELS_MAX,
-        "additionalProperties": {"type": "string", "maxLength": 32}});
-    let domain = json!({
+    "description": "What a node there could allocate; without a resource it is assumed to be enough.",
+    "additionalProperties": {"type": "string", "maxLength": QUANTITY_BYTES_MAX, "x-kubernetes-validations": [{
+        "rule": "isQuantity(self) && quantity(self).sign() >= 0",
+        "message": "must be a quantity that is not negative, such as 8 or 32Gi",
+    }]}});
+    json!({"type": "array", "maxItems": DOMAINS_MAX,
+    "description": "Domains that exist whether they have nodes or not, with what a node there would have.",
+    "x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"],
+    "items": {
         "type": "object", "required": ["name"],
         "properties": {
-            "name": {"type": "string", "maxLength": 63, "pattern": "^[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?$",
+            "name": {"type": "string", "maxLength": LABEL_VALUE_BYTES_MAX, "pattern": LABEL_VALUE,
                 "description": "The value of the node label."},
             "labels": labels, "taints": taints, "capacity": capacity,
         },
-    });
+    }})
+}
+
+fn label_key(description: &str) -> Value {
+    json!({"type": "string", "minLength": 1, "maxLength": LABEL_KEY_BYTES_MAX, "pattern": LABEL_KEY,
+        "description": description})
+}
+
+/// The schema of `spec`.
+fn spec() -> Value {
     let mut topology_key = label_key("The node label whose values are the domains.");
     topology_key["x-kubernetes-validations"] =
         json!([{"rule": "self == oldSelf", "message": "topologyKey is immutable"}]);
-    let spec = json!({
+    let contradicts = "has(d.labels) && self.topologyKey in d.labels && d.labels[self.topologyKey] != d.name";
+    let no_contradiction = json!({
+        "rule": format!("!has(self.domains) || !self.domains.exists(d, {contradicts})"),
+        "messageExpression": "'a domain that has the label ' + self.topologyKey + ' must have its name as the value'",
+        "message": "a domain that has the label of the topology key must have its name as the value",
+        "fieldPath": ".domains",
+    });
+    json!({
         "type": "object", "required": ["topologyKey"],
+        "x-kubernetes-validations": [no_contradiction],
         "properties": {
             "topologyKey": topology_key,
-            "domains": {"type": "array", "maxItems": DOMAINS_MAX, "items": domain,
-                "description": "Domains that exist whether they have nodes or not, with what a node there would have.",
-                "x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
+            "domains": domains(),
             "nodeGroupLabel": label_key("The node label that names a node's group: domains in which a group had nodes \
                 stay declared without them."),
-            "forgetAfterSeconds": {"type": "integer", "format": "int64", "minimum": 1, "default": FORGET_AFTER_SECONDS,
-                "description": "How long a node group without nodes is remembered."},
-            "lostAfterSeconds": seconds,
+            "machineDeployments": machine_deployments(),
+            "forgetAfterSeconds": {"type": "integer", "format": "int64", "minimum": 1, "maximum": SECONDS_MAX,
+                "default": FORGET_AFTER_SECONDS, "description": "How long a node group without nodes is remembered."},
+            "lostAfterSeconds": {"type": "integer", "format": "int64", "minimum": 1, "maximum": SECONDS_MAX,
+                "description": "How long none of a domain's nodes has been Ready until it is lost; without it no domain is."},
         },
-    });
+    })
+}
+
+/// The CustomResourceDefinition, which is created in every cluster.
+pub fn definition() -> CustomResourceDefinition {
+    let text = json!({"type": "string"});
     let time = json!({"type": "string", "format": "date-time"});
     let integer = json!({"type": "integer", "format": "int64"});
     let open =
@@ -274,7 +377,7 @@ pub fn definition() -> CustomResourceDefinition {
                     {"name": "Age", "type": "date", "jsonPath": ".metadata.creationTimestamp"},
                 ],
                 "schema": {"openAPIV3Schema": {
-                    "type": "object", "required": ["spec"], "properties": {"spec": spec, "status": status},
+                    "type": "object", "required": ["spec"], "properties": {"spec": spec(), "status": status},
                 }},
             }],
         },

@@ -1,15 +1,16 @@
 //! Declared domains (SPEC B3): keeps the status of TopologyDomains objects, from which the scheduler reads the domains of a
 //! topology key that have no nodes, and those that are lost.
 //!
-//! A domain is declared by `spec.domains`, or by a node group that has, or had, nodes there; a group without nodes is remembered in
-//! the status for `spec.forgetAfterSeconds`. A domain is lost when none of its nodes has been Ready for `spec.lostAfterSeconds`, and
-//! until one of its nodes is Ready again, even if the nodes are deleted meanwhile. If no domain of the key has a Ready node, more
-//! likely the control plane is partitioned, and no domain is lost.
+//! A domain is declared by `spec.domains`, by a MachineDeployment of Cluster API (`spec.machineDeployments`), or by a node group that has,
+//! or had, nodes there; a group without nodes is remembered in the status for `spec.forgetAfterSeconds`. A domain is lost when none of its
+//! nodes has been Ready for `spec.lostAfterSeconds`, and until one of its nodes is Ready again, even if the nodes are deleted meanwhile. If
+//! no domain of the key has a Ready node, more likely the control plane is partitioned, and no domain is lost.
 //!
-//! It reads nodes and its own kind, writes its own status, and nothing else. Without objects it does not read nodes.
+//! It reads nodes, MachineDeployments and its own kind, writes its own status, and nothing else. Without objects it does not read nodes.
 
 mod conditions;
 pub mod kinds;
+mod machine_deployments;
 mod observed;
 #[cfg(test)]
 mod tests;
@@ -26,14 +27,12 @@ use crate::action::{Action, reference};
 use crate::controller::View;
 use crate::node::condition;
 use conditions::Message;
-use kinds::{DOMAINS_MAX, Domain, NodeTemplate, Source, State, Status, TopologyDomains};
+use kinds::{DOMAINS_MAX, Domain, GROUPS_MAX, NodeTemplate, Source, State, Status, TopologyDomains};
+use machine_deployments::Declared;
+pub use machine_deployments::{MachineDeployments, is_kind as is_machine_deployment};
 use observed::{Observed, observe};
 
-/// The most node groups that an object remembers, of all its domains; with [`kinds::LABELS_MAX`] labels each, the status fits an
-/// object.
-const GROUPS_MAX: usize = 64;
-
-/// The kinds that it watches.
+/// The kinds that it watches, MachineDeployments excepted.
 pub fn watches() -> [&'static Kind; 2] {
     [TopologyDomains::kind(), &registry::NODE]
 }
@@ -44,7 +43,11 @@ pub fn is_relevant(old: Option<&Object>, new: Option<&Object>) -> bool {
         return true;
     };
     let (Some(was), Some(is)) = (old.get::<Node>(), new.get::<Node>()) else {
-        return old.metadata().generation != new.metadata().generation;
+        // What MachineDeployments declare is in their annotations, too.
+        let (was, is) = (old.metadata(), new.metadata());
+        return was.generation != is.generation
+            || was.annotations != is.annotations
+            || was.labels != is.labels;
     };
     let ready = |node: &Node| condition(node, "Ready").map(|c| c.status.clone());
     let taints = |node: &Node| node.spec.as_ref().and_then(|s| s.taints.clone());
@@ -63,7 +66,7 @@ struct Parsed {
 }
 
 /// Syncs the status of all objects. An object that does not parse is skipped.
-pub fn sync(view: &dyn View, now: Timestamp) -> Vec<Vec<Action>> {
+pub fn sync(view: &dyn View, machine_deployments: &MachineDeployments, now: Timestamp) -> Vec<Vec<Action>> {
     let objects = view.list(TopologyDomains::kind(), "");
     if objects.is_empty() {
         return Vec::new();
@@ -82,7 +85,7 @@ pub fn sync(view: &dyn View, now: Timestamp) -> Vec<Vec<Action>> {
         let owner = oldest.get(domains.spec.topology_key.as_str()).copied();
         let mut status = match owner.filter(|owner| *owner != domains.name()) {
             Some(owner) => in_conflict(domains, owner, now),
-            None => declared(domains, &nodes, now),
+            None => declared(domains, &nodes, machine_deployments.declared(domains), now),
         };
         status.observed_generation = domains.metadata.generation;
         if status == domains.status {
@@ -131,41 +134,53 @@ fn oldest_by_key(all: &[Parsed]) -> BTreeMap<&str, &str> {
 fn in_conflict(domains: &TopologyDomains, owner: &str, now: Timestamp) -> Status {
     Status {
         domains: Vec::new(),
-        conditions: conditions::set(domains, &Message::Conflict { owner }, now),
+        conditions: conditions::set(domains, &Message::Conflict { owner }, None, now),
         ..Status::default()
     }
 }
 
 /// The status of the object that declares its key.
-fn declared(domains: &TopologyDomains, nodes: &[Shared<Node>], now: Timestamp) -> Status {
+fn declared(
+    domains: &TopologyDomains,
+    nodes: &[Shared<Node>],
+    of_machine_deployments: Declared,
+    now: Timestamp,
+) -> Status {
+    let Declared { templates, finding } = of_machine_deployments;
     let observed = observe(&domains.spec, nodes, now);
     let known = |name: &str| domains.status.domains.iter().find(|d| d.name == name);
-    let mut groups_left = GROUPS_MAX;
+    let mut groups_left = GROUPS_MAX.saturating_sub(templates.values().map(Vec::len).sum());
     let mut found: Vec<Domain> = Vec::new();
     let mut left_out = 0;
-    for name in names(domains, &observed) {
+    for name in names(domains, &templates, &observed) {
         let there = observed.get(name);
-        let mut templates = templates(domains, name, known(name), there, now);
-        let from_spec = domains.spec.domains.iter().any(|d| d.name == name);
-        let source = match (from_spec, templates.is_empty()) {
-            (true, _) => Source::Spec,
-            (false, false) => Source::NodeGroup,
-            (false, true) => Source::Nodes,
+        let of_spec = spec_template(domains, name);
+        let of_machine_deployments = templates.get(name);
+        let mut groups = group_templates(domains, known(name), there, now);
+        let source = match (&of_spec, of_machine_deployments, groups.is_empty()) {
+            (Some(_), _, _) => Source::Spec,
+            (None, Some(_), _) => Source::MachineDeployment,
+            (None, None, false) => Source::NodeGroup,
+            (None, None, true) => Source::Nodes,
         };
-        if source == Source::NodeGroup || from_spec || there.is_some() {
-            if found.len() == DOMAINS_MAX {
-                left_out += 1;
-                continue;
-            }
-            templates.truncate(usize::from(from_spec) + groups_left);
-            groups_left -= templates.len() - usize::from(from_spec);
-            found.push(Domain {
-                name: name.to_string(),
-                source,
-                node_templates: templates,
-                ..Domain::default()
-            });
+        if source == Source::Nodes && there.is_none() {
+            continue;
         }
+        if found.len() == DOMAINS_MAX {
+            left_out += 1;
+            continue;
+        }
+        groups.truncate(groups_left);
+        groups_left -= groups.len();
+        let mut node_templates: Vec<NodeTemplate> = of_spec.into_iter().collect();
+        node_templates.extend(of_machine_deployments.into_iter().flatten().cloned());
+        node_templates.extend(groups);
+        found.push(Domain {
+            name: name.to_string(),
+            source,
+            node_templates,
+            ..Domain::default()
+        });
     }
     let any_ready = observed.values().any(|o| o.ready_nodes > 0);
     let lost_after = domains.spec.lost_after_seconds.filter(|_| any_ready);
@@ -181,19 +196,24 @@ fn declared(domains: &TopologyDomains, nodes: &[Shared<Node>], now: Timestamp) -
         left_out,
     };
     Status {
-        conditions: conditions::set(domains, &message, now),
+        conditions: conditions::set(domains, &message, finding, now),
         domains: found,
         ..Status::default()
     }
 }
 
-/// The names of all domains: those of the spec first, then those with nodes, then those that are remembered.
-fn names<'a>(domains: &'a TopologyDomains, observed: &BTreeMap<&'a str, Observed>) -> Vec<&'a str> {
+/// The names of all domains: those of the spec first, then those of MachineDeployments, those with nodes, and those that are remembered.
+fn names<'a>(
+    domains: &'a TopologyDomains,
+    of_machine_deployments: &'a BTreeMap<String, Vec<NodeTemplate>>,
+    observed: &BTreeMap<&'a str, Observed>,
+) -> Vec<&'a str> {
     let mut names: Vec<&str> = Vec::new();
     let of_spec = domains.spec.domains.iter().map(|d| d.name.as_str());
     let remembered = domains.status.domains.iter().map(|d| d.name.as_str());
     let mut seen = BTreeSet::new();
-    for name in of_spec.chain(observed.keys().copied()).chain(remembered) {
+    let declared = of_spec.chain(of_machine_deployments.keys().map(String::as_str));
+    for name in declared.chain(observed.keys().copied()).chain(remembered) {
         if seen.insert(name) {
             names.push(name);
         }
@@ -201,30 +221,30 @@ fn names<'a>(domains: &'a TopologyDomains, observed: &BTreeMap<&'a str, Observed
     names
 }
 
-/// The templates of a domain: that of the spec, then those of its node groups.
-fn templates(
+/// The template of a domain that the spec declares.
+fn spec_template(domains: &TopologyDomains, name: &str) -> Option<NodeTemplate> {
+    let spec = domains.spec.domains.iter().find(|d| d.name == name);
+    spec.map(|d| NodeTemplate {
+        labels: d.labels.clone(),
+        taints: d.taints.clone(),
+        capacity: d.capacity.clone(),
+        ..NodeTemplate::default()
+    })
+}
+
+/// The templates of a domain's node groups.
+fn group_templates(
     domains: &TopologyDomains,
-    name: &str,
     known: Option<&Domain>,
     there: Option<&Observed>,
     now: Timestamp,
 ) -> Vec<NodeTemplate> {
-    let spec = domains.spec.domains.iter().find(|d| d.name == name);
-    let mut templates: Vec<NodeTemplate> = spec
-        .map(|d| NodeTemplate {
-            labels: d.labels.clone(),
-            taints: d.taints.clone(),
-            capacity: d.capacity.clone(),
-            ..NodeTemplate::default()
-        })
-        .into_iter()
-        .collect();
     if domains.spec.node_group_label.is_empty() {
-        return templates;
+        return Vec::new();
     }
     let mut groups: BTreeMap<String, NodeTemplate> = BTreeMap::new();
     for template in known.into_iter().flat_map(|d| &d.node_templates) {
-        // The one of the spec is not remembered.
+        // Those of other sources are not remembered.
         if template.node_group.is_empty() {
             continue;
         }
@@ -239,8 +259,7 @@ fn templates(
     for template in there.into_iter().flat_map(|o| o.groups.values()) {
         groups.insert(template.node_group.clone(), template.clone());
     }
-    templates.extend(groups.into_values());
-    templates
+    groups.into_values().collect()
 }
 
 /// Sets whether the domain counts. `lost_after` is `None` if no domain is to be lost.

@@ -10,7 +10,7 @@ use super::kinds::{LABELS_MAX, NodeTemplate, Spec, TAINTS_MAX};
 use crate::node::condition;
 
 /// Each node has its own.
-const HOSTNAME: &str = "kubernetes.io/hostname";
+pub(super) const HOSTNAME: &str = "kubernetes.io/hostname";
 /// Prefixes of taints that come and go with a node's state: the next node does not have them.
 const TRANSIENT_TAINTS: [&str; 5] = [
     "node.kubernetes.io/",

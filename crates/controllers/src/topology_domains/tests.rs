@@ -6,6 +6,8 @@ use serde_json::{Value, json};
 use super::*;
 use crate::world::{World, at, lines};
 
+mod machine_deployments;
+
 /// Seconds since the start of a test as the API writes them.
 fn time(second: i64) -> String {
     at(second).to_string()
@@ -65,15 +67,19 @@ fn node(world: &mut World, name: &str, zone: &str, lost: Option<i64>) {
     .put(world);
 }
 
-/// Syncs, applies the writes, and returns the events.
+/// Syncs without Cluster API, applies the writes, and returns the events.
 fn sync_at(world: &mut World, second: i64) -> Vec<String> {
+    sync_with(world, &MachineDeployments::NotServed, second)
+}
+
+fn sync_with(world: &mut World, machine_deployments: &MachineDeployments, second: i64) -> Vec<String> {
     let mut events = Vec::new();
-    for list in sync(world, at(second)) {
+    for list in sync(world, machine_deployments, at(second)) {
         world.take(&list);
         events.extend(lines(&list[1..]));
     }
     assert!(
-        sync(world, at(second)).is_empty(),
+        sync(world, machine_deployments, at(second)).is_empty(),
         "a second sync changes nothing"
     );
     events
@@ -135,7 +141,7 @@ fn b3_without_objects_nothing_is_done_and_nodes_are_not_read() {
     let mut world = World::default();
     node(&mut world, "a1", "a", None);
     let view = NoNodes(world);
-    assert!(sync(&view, at(0)).is_empty());
+    assert!(sync(&view, &MachineDeployments::NotServed, at(0)).is_empty());
     assert!(!has_objects(&view));
 }
 
