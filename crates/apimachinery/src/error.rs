@@ -178,6 +178,19 @@ impl Error {
         &mut self.0
     }
 
+    /// What the details of the status name as causes.
+    pub fn causes(&self) -> &[StatusCause] {
+        let details = self.0.details.as_ref();
+        details.and_then(|d| d.causes.as_deref()).unwrap_or_default()
+    }
+
+    /// Whether a cause has this reason (`CauseType`).
+    pub fn has_cause(&self, reason: &str) -> bool {
+        self.causes()
+            .iter()
+            .any(|cause| cause.reason.as_deref() == Some(reason))
+    }
+
     /// HTTP code; 500 when the status carries none or one outside of HTTP's range.
     pub fn code(&self) -> u16 {
         self.0
@@ -235,3 +248,21 @@ impl std::fmt::Display for Error {
 }
 
 impl std::error::Error for Error {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_has_the_causes_of_its_details() {
+        let mut error = Error::too_many_requests("Cannot evict pod", 5);
+        assert!(error.causes().is_empty() && !error.has_cause("DisruptionBudget"));
+        error.status_mut().details.get_or_insert_default().causes = Some(vec![StatusCause {
+            reason: Some("DisruptionBudget".into()),
+            ..StatusCause::default()
+        }]);
+        assert_eq!(error.causes().len(), 1);
+        assert!(error.has_cause("DisruptionBudget") && !error.has_cause("SurgeFirst"));
+        assert!(Error::unauthorized().causes().is_empty());
+    }
+}

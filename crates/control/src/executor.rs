@@ -422,9 +422,5 @@ fn failure<'a>(verb: Verb, kind: &'a Kind, name: &'a str) -> impl Fn(Error) -> B
 
 /// Whether a create was rejected because its namespace is being deleted.
 pub fn is_namespace_terminating(error: &Error) -> bool {
-    let details = error.status().details.as_ref();
-    let causes = details.and_then(|d| d.causes.as_deref()).unwrap_or_default();
-    causes
-        .iter()
-        .any(|c| c.reason.as_deref() == Some("NamespaceTerminating"))
+    error.has_cause("NamespaceTerminating")
 }

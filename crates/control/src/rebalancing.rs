@@ -282,16 +282,9 @@ impl Rebalancing {
     }
 }
 
-fn has_cause(error: &Error, reason: &str) -> bool {
-    let causes = error.status().details.as_ref().and_then(|d| d.causes.as_ref());
-    let mut causes = causes.into_iter().flatten();
-    causes.any(|cause| cause.reason.as_deref() == Some(reason))
-}
-
 fn outcome(error: &Error) -> Outcome {
-    let is_surge = has_cause(error, SURGE_FIRST);
-    let causes = error.status().details.as_ref().and_then(|d| d.causes.as_ref());
-    let causes = causes.into_iter().flatten().filter_map(|c| c.message.as_deref());
+    let is_surge = error.has_cause(SURGE_FIRST);
+    let causes = error.causes().iter().filter_map(|c| c.message.as_deref());
     // The cause names the PodDisruptionBudget.
     let mut message = error.message().to_string();
     for cause in causes.filter(|cause| !error.message().contains(cause)) {

@@ -33,7 +33,7 @@ use conditions::{Finding, PROGRESSING, READY};
 use kinds::{PlannedMove, RebalancePolicy, RecentMove};
 use replacements::Workloads;
 use schema::{HELD_WORKLOADS_MAX, PLANNED_MOVES_MAX, RECENT_MOVES_MAX};
-use state::{RETRY, State, held_by_others, read};
+use state::{RETRY, ReadPolicy, State, held_by_others, read};
 use surge::SURGE_RETRY;
 
 /// The time between two steps when nothing is moved.
@@ -150,10 +150,10 @@ pub fn needs_usage(policies: &[RebalancePolicy]) -> bool {
 }
 
 /// Whether a policy moves pods, or waits for moves. Policies that only show plans do not read all pods for that.
-fn needs_workloads(policies: &[RebalancePolicy]) -> bool {
-    policies.iter().any(|policy| {
+fn needs_workloads(policies: &[ReadPolicy<'_>]) -> bool {
+    policies.iter().any(|ReadPolicy { policy, spec }| {
         let is_waiting = policy.status.recent_moves.iter().any(|recent| !recent.replaced);
-        is_waiting || read(policy).is_ok_and(|spec| !spec.dry_run)
+        is_waiting || spec.as_ref().is_ok_and(|spec| !spec.dry_run)
     })
 }
 
@@ -163,12 +163,13 @@ pub fn step(input: Input<'_>) -> Step {
         next: PERIOD,
         ..Step::default()
     };
-    let workloads = if needs_workloads(input.policies) {
+    let policies = ReadPolicy::all(input.policies);
+    let workloads = if needs_workloads(&policies) {
         Workloads::of(input.objects)
     } else {
         Workloads::default()
     };
-    let mut states = State::all(input.policies, &workloads, input.now);
+    let mut states = State::all(policies, &workloads, input.now);
     let mut snapshot: Option<Snapshot> = None;
     for at in 0..states.len() {
         if step.wave.is_none()

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use k8s_openapi::api::apps::v1::{ReplicaSet, StatefulSet};
 use k8s_openapi::api::core::v1::{Pod, ReplicationController};
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
+use knarr_api::kinds::pod::surge_first::WINDOW;
 use knarr_api::kinds::pod::{is_ready, is_terminal};
 use knarr_api::{Object, k8s_openapi};
 use knarr_apimachinery::ids::PodUid;
@@ -23,9 +24,11 @@ const REPLACEMENT_TIMEOUT: SignedDuration = SignedDuration::from_mins(10);
 /// A pod that is not terminating so long after its eviction was recorded was not evicted: the controller was stopped in between.
 const EVICTION_TIMEOUT: SignedDuration = SignedDuration::from_mins(1);
 
-/// How long the surge-first eviction of a pod is requested. Less than the 10 minutes after which the API server would evict it
-/// without a replacement.
-const SURGE_TIMEOUT: SignedDuration = SignedDuration::from_mins(9);
+/// How long before the end of its window the surge-first eviction of a pod is no longer requested: at its end the API server would evict
+/// the pod without a replacement, also if the servers' clocks differ.
+const SURGE_MARGIN: SignedDuration = SignedDuration::from_mins(1);
+/// How long it is requested.
+const SURGE_TIMEOUT: SignedDuration = SignedDuration::from_secs(WINDOW.as_secs() - SURGE_MARGIN.as_secs());
 
 /// What is known of a pod.
 #[derive(Clone, Copy, Debug)]

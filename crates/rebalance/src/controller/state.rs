@@ -47,6 +47,29 @@ pub(super) fn read(policy: &RebalancePolicy) -> Result<Policy, ErrorList> {
     Ok(read)
 }
 
+/// A policy and its spec, which is read once in a step.
+#[derive(Debug)]
+pub(super) struct ReadPolicy<'a> {
+    pub policy: &'a RebalancePolicy,
+    pub spec: Result<Policy, ErrorList>,
+}
+
+impl<'a> ReadPolicy<'a> {
+    /// All policies in the order of their names. Those that are being deleted do nothing.
+    pub fn all(policies: &'a [RebalancePolicy]) -> Vec<Self> {
+        let live = policies
+            .iter()
+            .filter(|p| p.metadata.deletion_timestamp.is_none());
+        let mut live: Vec<&RebalancePolicy> = live.collect();
+        live.sort_by(|a, b| (a.name(), a.namespace()).cmp(&(b.name(), b.namespace())));
+        let read = live.into_iter().map(|policy| ReadPolicy {
+            policy,
+            spec: read(policy),
+        });
+        read.collect()
+    }
+}
+
 /// The workloads that policies other than that at `own` wait for.
 pub(super) fn held_by_others(states: &[State], own: usize) -> BTreeMap<Workload, Reason> {
     let others = states.iter().enumerate().filter(|(at, _)| *at != own);
@@ -62,24 +85,21 @@ pub(super) fn held_by_others(states: &[State], own: usize) -> BTreeMap<Workload,
 }
 
 impl State {
-    /// All policies in the order of their names. Those that are being deleted do nothing.
-    pub fn all(policies: &[RebalancePolicy], workloads: &Workloads, now: Timestamp) -> Vec<State> {
-        let live = policies
-            .iter()
-            .filter(|p| p.metadata.deletion_timestamp.is_none());
-        let mut live: Vec<&RebalancePolicy> = live.collect();
-        live.sort_by(|a, b| (a.name(), a.namespace()).cmp(&(b.name(), b.namespace())));
+    /// All policies, in the order in which they were read.
+    pub fn all(policies: Vec<ReadPolicy<'_>>, workloads: &Workloads, now: Timestamp) -> Vec<State> {
         let mut known: BTreeMap<&str, usize> = BTreeMap::new();
-        let states = live.into_iter().map(|policy| {
+        let states = policies.into_iter().map(|read| {
+            let policy = read.policy;
             let number = known.entry(policy.namespace()).or_default();
             *number += 1;
-            State::new(policy, *number, workloads, now)
+            State::new(read, *number, workloads, now)
         });
         states.collect()
     }
 
-    fn new(policy: &RebalancePolicy, number: usize, workloads: &Workloads, now: Timestamp) -> Self {
-        let (spec, ready) = match read(policy) {
+    fn new(read: ReadPolicy<'_>, number: usize, workloads: &Workloads, now: Timestamp) -> Self {
+        let ReadPolicy { policy, spec } = read;
+        let (spec, ready) = match spec {
             Err(errors) => (None, Finding::new(false, "Invalid", errors.to_string())),
             Ok(_) if number > POLICIES_PER_NAMESPACE_MAX => {
                 let message =

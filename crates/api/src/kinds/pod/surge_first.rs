@@ -19,7 +19,7 @@ pub const EVICTION_REQUESTED: &str = "knarr.io/EvictionRequested";
 
 /// How long an eviction waits for the replacement: as long as a Deployment's rollout may be without progress
 /// (the default of `progressDeadlineSeconds`).
-const WINDOW: SignedDuration = SignedDuration::from_secs(600);
+pub const WINDOW: SignedDuration = SignedDuration::from_secs(600);
 /// How much longer the ReplicaSet keeps the replacement. An eviction that is granted at the window's end is in the controller's cache by then,
 /// also if their clocks differ; otherwise it could delete the replacement of a pod that has just been evicted.
 const MARGIN: SignedDuration = SignedDuration::from_secs(60);
