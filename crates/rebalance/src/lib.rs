@@ -20,6 +20,7 @@
 //! | where the scheduler would place a pod | `simulation.rs` |
 //! | pods that are never moved, and those that a policy protects | `protection.rs`, [`annotations`] |
 //! | budgets per hour, PodDisruptionBudgets, waves | `budget.rs` |
+//! | what bounds the time and the size of a plan | [`limits`] |
 //! | the order in which pods are tried; why the others stay | `planner.rs`, `planner/` |
 //! | the controller: kinds, one step from policies and objects to a wave of evictions | [`controller`] |
 //! | the plan, its reasons, its tables | [`mod@plan`], [`reason`], `table.rs` |
@@ -34,6 +35,7 @@ pub mod annotations;
 mod budget;
 pub mod constraint;
 pub mod controller;
+pub mod limits;
 pub mod plan;
 mod planner;
 pub mod policy;
@@ -45,4 +47,4 @@ pub mod snapshot;
 mod table;
 mod workload;
 
-pub use planner::plan;
+pub use planner::{plan, plan_within};

@@ -1,5 +1,6 @@
 //! A plan as data: the moves in order, why the other pods that violate a rule stay, and the violations before and after.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
@@ -7,7 +8,7 @@ use knarr_apimachinery::ids::{NodeName, PodUid};
 use serde::Serialize;
 
 use crate::constraint::Constraint;
-use crate::reason::Reason;
+use crate::reason::{Reason, SIMULATION_LIMIT};
 use crate::snapshot::Workload;
 
 /// See the module.
@@ -17,9 +18,14 @@ pub struct Plan {
     pub policy: String,
     /// In order: each was found good in the state that those before it lead to.
     pub moves: Vec<Move>,
+    /// The pods that violate a rule and stay, as many as [`crate::limits::Limits`] allows.
     pub not_moved: Vec<NotMoved>,
-    /// Every rule of the policy that is violated before or after the moves.
+    /// How many others stay, by the code of the reason.
+    pub not_listed: BTreeMap<&'static str, usize>,
+    /// The rules of the policy that are violated before or after the moves, as many as [`crate::limits::Limits`] allows.
     pub violations: Vec<Total>,
+    /// How many other rules are violated.
+    pub violations_not_listed: usize,
 }
 
 /// A pod as a plan names it.
@@ -101,5 +107,24 @@ impl Plan {
     /// How many waves there are.
     pub fn waves(&self) -> u32 {
         self.moves.last().map_or(0, |last| last.wave)
+    }
+
+    /// How many pods violate a rule and stay, listed or not.
+    pub fn pods_that_stay(&self) -> usize {
+        self.not_moved.len() + self.not_listed.values().sum::<usize>()
+    }
+
+    /// The same by the code of the reason.
+    pub fn reasons(&self) -> BTreeMap<&'static str, usize> {
+        let mut reasons = self.not_listed.clone();
+        for pod in &self.not_moved {
+            *reasons.entry(pod.reason.code()).or_default() += 1;
+        }
+        reasons
+    }
+
+    /// How many pods were not simulated, because too many were in vain before.
+    pub fn not_simulated(&self) -> usize {
+        self.reasons().get(SIMULATION_LIMIT).copied().unwrap_or(0)
     }
 }

@@ -17,7 +17,8 @@ use knarr_scheduler::cluster::NodeIndex;
 use knarr_scheduler::pod_info::PodInfo;
 
 use crate::budget::{Ledger, Waves, forbidden_by};
-use crate::plan::{Change, Move, Plan, PodName};
+use crate::limits::Limits;
+use crate::plan::{Change, Move, NotMoved, Plan, PodName};
 use crate::policy::{Policy, Profile, Rule, StrategySet};
 use crate::protection::{Protector, prefers_no_eviction};
 use crate::reason::{Growth, Reason};
@@ -31,13 +32,34 @@ use cells::{Cell, Driver};
 ///
 /// Pure: equal arguments give equal plans, in whatever order the snapshot's objects were.
 pub fn plan(snapshot: &Snapshot, policy: &Policy) -> Plan {
-    let mut planner = Planner::new(snapshot, policy);
+    plan_within(snapshot, policy, &Limits::DEFAULT)
+}
+
+/// As [`plan()`], with other limits.
+pub fn plan_within(snapshot: &Snapshot, policy: &Policy, limits: &Limits) -> Plan {
+    let found = plan_from(snapshot, policy, limits, 0);
+    if found.not_simulated() == 0 || !found.moves.is_empty() {
+        return found;
+    }
+    // The same pods would always be the first, and those behind them never be simulated: they take turns, hour by hour, so that a plan that
+    // is only shown does not change with each step.
+    let turn = usize::try_from(snapshot.now.as_second() / SECONDS_OF_TURN).unwrap_or(0);
+    plan_from(snapshot, policy, limits, turn)
+}
+
+/// The plan that begins with the rule and the pods whose turn it is.
+fn plan_from(snapshot: &Snapshot, policy: &Policy, limits: &Limits, turn: usize) -> Plan {
+    let mut planner = Planner::new(snapshot, policy, limits);
+    planner.begin_with(turn);
     let before = planner.totals();
     planner.delete_finished();
     planner.run();
     let after = planner.totals();
     planner.finish(before, &after)
 }
+
+/// How long pods that are not all simulated for one plan have their turn.
+const SECONDS_OF_TURN: i64 = 60 * 60;
 
 /// Whether pods may be moved away from a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,11 +93,19 @@ struct Planner<'a> {
     /// The same for all nodes of a domain: the scheduler places pods of one class from one domain alike.
     stuck: BTreeMap<(Driver, ClassNumber, u32), Reason>,
     moves: Vec<Move>,
-    finished_not_moved: Vec<crate::plan::NotMoved>,
+    not_moved: Vec<NotMoved>,
+    /// How many others stay, by the code of the reason.
+    not_listed: BTreeMap<&'static str, usize>,
+    limits: Limits,
+    /// How many simulations may still fail.
+    simulations_left: usize,
+    /// The positions of the rule and of the cell that the plan begins with.
+    first_driver: usize,
+    first_cell: usize,
 }
 
 impl<'a> Planner<'a> {
-    fn new(snapshot: &'a Snapshot, policy: &'a Policy) -> Self {
+    fn new(snapshot: &'a Snapshot, policy: &'a Policy, limits: &Limits) -> Self {
         let mut cluster = snapshot.cluster.copy_without_devices();
         let rules = Rules::new(snapshot, policy, &mut cluster);
         let mut profiles: Vec<(&Profile, StrategySet)> = Vec::new();
@@ -119,10 +149,20 @@ impl<'a> Planner<'a> {
             failures: BTreeMap::new(),
             stuck: BTreeMap::new(),
             moves: Vec::new(),
-            finished_not_moved: Vec::new(),
+            not_moved: Vec::new(),
+            not_listed: BTreeMap::new(),
+            limits: *limits,
+            simulations_left: limits.failed_simulations,
+            first_driver: 0,
+            first_cell: 0,
         };
         planner.read_pods();
         planner
+    }
+
+    /// Whether no further pod is tried.
+    fn is_exhausted(&self) -> bool {
+        self.ledger.is_exhausted() || self.simulations_left == 0
     }
 
     /// The one pass over pods.
@@ -175,7 +215,7 @@ impl<'a> Planner<'a> {
             let mut moved = false;
             for driver in self.drivers() {
                 moved |= self.drive(driver);
-                if self.ledger.is_exhausted() {
+                if self.is_exhausted() {
                     return;
                 }
             }
@@ -201,7 +241,7 @@ impl<'a> Planner<'a> {
                     moved = true;
                     again = true;
                 }
-                if self.ledger.is_exhausted() {
+                if self.is_exhausted() {
                     return moved;
                 }
                 if again {
@@ -222,14 +262,17 @@ impl<'a> Planner<'a> {
         let is_known =
             self.failures.contains_key(&key) || stuck.is_some_and(|key| self.stuck.contains_key(&key));
         let has_pods = self.rules.classes[cell.class].nodes.contains_key(&cell.node);
-        if is_known || !has_pods || self.ledger.is_exhausted() {
+        if is_known || !has_pods || self.is_exhausted() {
             return false;
         }
         match self.attempt(driver, cell) {
             Ok(()) => true,
             Err(Failure { reason, simulated }) => {
-                if let Some(key) = stuck.filter(|_| simulated) {
-                    self.stuck.insert(key, reason.clone());
+                if simulated {
+                    self.simulations_left = self.simulations_left.saturating_sub(1);
+                    if let Some(key) = stuck {
+                        self.stuck.insert(key, reason.clone());
+                    }
                 }
                 self.failures.insert(key, reason);
                 false

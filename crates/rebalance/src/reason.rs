@@ -9,6 +9,9 @@ use serde::Serialize;
 
 use crate::constraint::Constraint;
 
+/// The code of [`Reason::SimulationLimit`].
+pub const SIMULATION_LIMIT: &str = "SimulationLimit";
+
 /// What a budget counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub enum BudgetOf {
@@ -135,6 +138,10 @@ pub enum Reason {
     NoMetrics,
     /// Other pods of its kind were moved, and the rule is violated still.
     NotTried,
+    /// So many pods were simulated before and stay that it was not.
+    SimulationLimit {
+        limit: usize,
+    },
 }
 
 impl Reason {
@@ -176,6 +183,7 @@ impl Reason {
             Reason::NoUnderutilizedNodes { .. } => "NoUnderutilizedNodes",
             Reason::NoMetrics => "NoMetrics",
             Reason::NotTried => "NotTried",
+            Reason::SimulationLimit { .. } => SIMULATION_LIMIT,
         }
     }
 }
@@ -299,6 +307,12 @@ impl fmt::Display for Reason {
             } => write!(f, "{underutilized} nodes are underutilized, fewer than {needed}"),
             Reason::NoMetrics => f.write_str("its usage is not known"),
             Reason::NotTried => f.write_str("the budgets were used before it was tried"),
+            Reason::SimulationLimit { limit } => {
+                write!(
+                    f,
+                    "it was not simulated: at most {limit} pods that stay are simulated for a plan"
+                )
+            }
         }
     }
 }

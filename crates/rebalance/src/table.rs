@@ -71,6 +71,9 @@ impl fmt::Display for Plan {
             }
             table.write(f)?;
         }
+        for (code, pods) in &self.not_listed {
+            writeln!(f, "{pods} more pods stay: {code}")?;
+        }
         if !self.violations.is_empty() {
             writeln!(f)?;
             let mut table = Table::new(&["VIOLATED", "BEFORE", "AFTER"]);
@@ -82,6 +85,9 @@ impl fmt::Display for Plan {
                 ]);
             }
             table.write(f)?;
+        }
+        if self.violations_not_listed > 0 {
+            writeln!(f, "{} more rules are violated", self.violations_not_listed)?;
         }
         Ok(())
     }

@@ -1,15 +1,14 @@
 //! The conditions of a policy: Ready (the spec is valid), Progressing (pods are moved, or why none is), Degraded (it has
 //! stopped, because a replacement is not Ready).
 
-use std::collections::BTreeMap;
-
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use k8s_openapi::jiff::Timestamp;
 use knarr_api::k8s_openapi;
 use knarr_apimachinery::time::seconds;
 
 use super::schema::MESSAGE_MAX;
-use crate::plan::NotMoved;
+use crate::plan::Plan;
+use crate::reason::SIMULATION_LIMIT;
 
 pub const READY: &str = "Ready";
 pub const PROGRESSING: &str = "Progressing";
@@ -25,20 +24,22 @@ pub(super) struct Finding {
 
 impl Finding {
     pub fn new(holds: bool, reason: &'static str, message: impl Into<String>) -> Self {
-        let mut message = message.into();
-        if message.len() > MESSAGE_MAX {
-            let mut end = MESSAGE_MAX;
-            while !message.is_char_boundary(end) {
-                end -= 1;
-            }
-            message.truncate(end);
-        }
         Finding {
             holds,
             reason,
-            message,
+            message: truncated(message.into(), MESSAGE_MAX),
         }
     }
+}
+
+/// The text, or its first bytes if it has more than `bytes_max`.
+pub(super) fn truncated(mut text: String, bytes_max: usize) -> String {
+    let mut end = text.len().min(bytes_max);
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    text.truncate(end);
+    text
 }
 
 /// Sets a condition. Its time moves only when its status does. Returns whether its reason is another one.
@@ -74,33 +75,74 @@ pub(super) fn set(
 }
 
 /// Why a plan moves no pod, or fewer than violate rules: how many pods stay for which reason.
-pub(super) fn stays(not_moved: &[NotMoved]) -> String {
-    let mut reasons: BTreeMap<&str, usize> = BTreeMap::new();
-    for pod in not_moved {
-        *reasons.entry(pod.reason.code()).or_default() += 1;
-    }
+pub(super) fn stays(plan: &Plan) -> String {
+    let reasons = plan.reasons();
     let reasons: Vec<String> = reasons.iter().map(|(code, n)| format!("{code} {n}")).collect();
     format!(
         "{} pods violate rules of the policy and stay: {}",
-        not_moved.len(),
+        plan.pods_that_stay(),
         reasons.join(", ")
     )
 }
 
 /// Why a plan without moves has none.
-pub(super) fn idle(not_moved: &[NotMoved]) -> Finding {
-    if not_moved.is_empty() {
+pub(super) fn idle(plan: &Plan) -> Finding {
+    let reasons = plan.reasons();
+    if reasons.is_empty() {
         return Finding::new(false, "NothingToDo", "no pod violates a rule of the policy");
     }
-    let has = |code: &str| not_moved.iter().any(|pod| pod.reason.code() == code);
+    let has = |code: &str| reasons.contains_key(code);
     let reason = if has("Budget") {
         "BudgetExhausted"
     } else if has("RepeatedMoves") {
         "RepeatedMoves"
     } else if has("DisruptionBudget") {
         "DisruptionBudget"
+    } else if has(SIMULATION_LIMIT) {
+        SIMULATION_LIMIT
     } else {
         "NothingToDo"
     };
-    Finding::new(false, reason, stays(not_moved))
+    Finding::new(false, reason, stays(plan))
+}
+
+/// What a message about the plan's moves says of pods that were left out; empty if none was.
+pub(super) fn left_out(plan: &Plan) -> String {
+    match plan.not_simulated() {
+        0 => String::new(),
+        pods => format!("; {pods} pods were not simulated, because too many before them stay"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+
+    #[test]
+    fn b3_the_condition_counts_pods_that_were_not_simulated() {
+        let plan = Plan {
+            not_listed: BTreeMap::from([("NoNodeFits", 2_000), (SIMULATION_LIMIT, 40)]),
+            ..Plan::default()
+        };
+        let finding = idle(&plan);
+        assert_eq!(finding.reason, "SimulationLimit");
+        assert_eq!(
+            finding.message,
+            "2040 pods violate rules of the policy and stay: NoNodeFits 2000, SimulationLimit 40"
+        );
+        assert_eq!(
+            left_out(&plan),
+            "; 40 pods were not simulated, because too many before them stay"
+        );
+        assert_eq!(left_out(&Plan::default()), "");
+    }
+
+    #[test]
+    fn b3_texts_are_truncated_between_characters() {
+        assert_eq!(truncated("spread".into(), 6), "spread");
+        assert_eq!(truncated("spread".into(), 3), "spr");
+        assert_eq!(truncated("né".into(), 2), "n");
+    }
 }

@@ -32,7 +32,7 @@ use crate::snapshot::{Snapshot, Usage};
 use conditions::{Finding, PROGRESSING, READY};
 use kinds::{PlannedMove, RebalancePolicy, RecentMove};
 use replacements::Workloads;
-use schema::{HELD_WORKLOADS_MAX, PLANNED_MOVES_MAX, RECENT_MOVES_MAX};
+use schema::{HELD_WORKLOADS_MAX, PLANNED_MOVES_MAX, RECENT_MOVES_MAX, WHY_MAX};
 use state::{RETRY, ReadPolicy, State, held_by_others, read};
 use surge::SURGE_RETRY;
 
@@ -199,8 +199,11 @@ pub fn step(input: Input<'_>) -> Step {
         state.show(&plan);
         let finding = if policy.dry_run {
             let message = match plan.moves.len() {
-                0 => conditions::idle(&plan.not_moved).message,
-                moves => format!("{moves} moves are planned, and none is made"),
+                0 => conditions::idle(&plan).message,
+                moves => {
+                    let left_out = conditions::left_out(&plan);
+                    format!("{moves} moves are planned, and none is made{left_out}")
+                }
             };
             Finding::new(false, "DryRun", message)
         } else {
@@ -208,7 +211,7 @@ pub fn step(input: Input<'_>) -> Step {
             let wave = plan.moves.iter().take_while(|step| step.wave == 1);
             let wave: Vec<&Move> = wave.take(room.min(WAVE_MAX)).collect();
             match (plan.moves.len(), wave.len()) {
-                (0, _) => conditions::idle(&plan.not_moved),
+                (0, _) => conditions::idle(&plan),
                 (_, 0) => Finding::new(
                     false,
                     "BudgetExhausted",
@@ -221,7 +224,8 @@ pub fn step(input: Input<'_>) -> Step {
                         evictions,
                     });
                     step.next = PERIOD_OF_WAVES;
-                    let message = format!("{now} of {moves} planned moves are made now");
+                    let left_out = conditions::left_out(&plan);
+                    let message = format!("{now} of {moves} planned moves are made now{left_out}");
                     Finding::new(true, "Evicting", message)
                 }
             }
@@ -327,7 +331,7 @@ fn planned(step: &Move, is_namespaced: bool) -> PlannedMove {
         pod: step.pod.name.clone(),
         from: step.from.to_string(),
         to: step.to.clone().map(String::from).unwrap_or_default(),
-        why,
+        why: conditions::truncated(why, WHY_MAX),
     }
 }
 
@@ -337,7 +341,7 @@ impl State {
         let is_namespaced = !self.policy.namespace().is_empty();
         let status = &mut self.status;
         status.moves = plan.moves.len();
-        status.pods_not_moved = plan.not_moved.len();
+        status.pods_not_moved = plan.pods_that_stay();
         let shown = plan.moves.iter().take(PLANNED_MOVES_MAX);
         status.planned_moves = shown.map(|step| planned(step, is_namespaced)).collect();
         let repeated = plan.not_moved.iter().filter_map(|pod| match &pod.reason {

@@ -7,6 +7,8 @@ use crate::policy::strategy_args::LIFE_TIME_STATES;
 
 /// The most planned moves that a status shows.
 pub const PLANNED_MOVES_MAX: usize = 20;
+/// The longest reason of a planned move in bytes: selectors of pods' constraints are in it, which may be long.
+pub const WHY_MAX: usize = 1_024;
 /// The most recent moves of a status, some 100 kB; a policy cannot have a larger budget per hour.
 pub const RECENT_MOVES_MAX: usize = 300;
 /// The most held workloads that a status shows.

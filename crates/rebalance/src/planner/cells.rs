@@ -80,6 +80,8 @@ impl Planner<'_> {
         drivers.extend((0..rules.low.len()).map(Driver::Low));
         drivers.extend((0..rules.high.len()).map(Driver::High));
         drivers.push(Driver::Pods);
+        let first = self.first_driver % drivers.len();
+        drivers.rotate_left(first);
         drivers
     }
 
@@ -90,6 +92,28 @@ impl Planner<'_> {
                 self.rules.spread[rule].domain(node)
             }
             _ => None,
+        }
+    }
+
+    /// The cells of all rules, in order, are divided into runs of at most as many as simulations may fail. In each turn the plan
+    /// begins with another run, so that each cell has its turn.
+    pub(super) fn begin_with(&mut self, turn: usize) {
+        if turn == 0 {
+            return;
+        }
+        let most = self.limits.failed_simulations.max(1);
+        let mut runs: Vec<(usize, usize)> = Vec::new();
+        let mut room = 0;
+        for (at, driver) in self.drivers().into_iter().enumerate() {
+            let cells = self.cells(driver).len();
+            if cells > room {
+                runs.extend((0..cells).step_by(most).map(|cell| (at, cell)));
+                room = most;
+            }
+            room = room.saturating_sub(cells);
+        }
+        if let Some((driver, cell)) = runs.get(turn % runs.len().max(1)).copied() {
+            (self.first_driver, self.first_cell) = (driver, cell);
         }
     }
 
@@ -203,6 +227,10 @@ impl Planner<'_> {
                 cell.node,
             )
         });
+        if !cells.is_empty() {
+            let first = self.first_cell % cells.len();
+            cells.rotate_left(first);
+        }
         cells
     }
 

@@ -127,8 +127,11 @@ impl Planner<'_> {
                 Ok(deletion) => self.moves.push(deletion),
                 Err(Reason::NotSelected) => {}
                 Err(reason) => {
+                    if !self.lists(&reason) {
+                        continue;
+                    }
                     let violates = self.constraints_on(applying);
-                    self.finished_not_moved.push(NotMoved {
+                    self.not_moved.push(NotMoved {
                         pod: pod_name(pod),
                         node: node_name(pod).into(),
                         violates,
@@ -200,17 +203,25 @@ impl Planner<'_> {
     pub(super) fn finish(mut self, before: Totals, after: &Totals) -> Plan {
         let mut plan = Plan {
             policy: self.policy.name.clone(),
-            not_moved: std::mem::take(&mut self.finished_not_moved),
             ..Plan::default()
         };
-        self.explain_others(&mut plan.not_moved);
+        self.explain_others();
+        plan.not_moved = std::mem::take(&mut self.not_moved);
         plan.not_moved.sort_by(|a, b| a.pod.cmp(&b.pod));
+        plan.not_listed = std::mem::take(&mut self.not_listed);
         let mut totals: BTreeMap<RuleRef, (u64, u64)> = BTreeMap::new();
         for (rule, value) in before {
             totals.entry(rule).or_default().0 = value;
         }
         for (rule, value) in after {
             totals.entry(*rule).or_default().1 = *value;
+        }
+        let mut totals: Vec<(RuleRef, (u64, u64))> = totals.into_iter().collect();
+        let most = self.limits.violations;
+        if totals.len() > most {
+            totals.sort_by_key(|(_, (before, after))| before == after);
+            plan.violations_not_listed = totals.len() - most;
+            totals.truncate(most);
         }
         for (rule, (before, after)) in totals {
             let constraint = self.rules.name(self.policy, &self.simulation.cluster, rule);
@@ -225,7 +236,7 @@ impl Planner<'_> {
     }
 
     /// Why the pods stay that violate rules after the moves.
-    fn explain_others(&mut self, not_moved: &mut Vec<NotMoved>) {
+    fn explain_others(&mut self) {
         for number in 0..self.rules.classes.len() {
             if self.rules.classes[number].strategies.is_empty() {
                 continue;
@@ -251,35 +262,41 @@ impl Planner<'_> {
                         violated.extend(positions.filter(|at| set.contains(*at)).map(RuleRef::Pod));
                     }
                     if !violated.is_empty() {
-                        not_moved.extend(self.explain_pod(&pod, number, node, &violated));
+                        self.explain_pod(&pod, number, node, &violated);
                     }
                 }
             }
         }
     }
 
-    fn explain_pod(
-        &mut self,
-        pod: &PodInfo,
-        number: ClassNumber,
-        node: NodeIndex,
-        violated: &[RuleRef],
-    ) -> Option<NotMoved> {
+    /// Whether there is room to list a pod that stays; if not, it is counted.
+    fn lists(&mut self, reason: &Reason) -> bool {
+        let has_room = self.not_moved.len() < self.limits.not_moved;
+        if !has_room {
+            *self.not_listed.entry(reason.code()).or_default() += 1;
+        }
+        has_room
+    }
+
+    fn explain_pod(&mut self, pod: &PodInfo, number: ClassNumber, node: NodeIndex, violated: &[RuleRef]) {
         let reason = match self.permitted(pod, number, node) {
-            Err(Reason::NotSelected) => return None,
+            Err(Reason::NotSelected) => return,
             Err(reason) => reason,
             Ok(_) => self.found(number, node, violated, pod),
         };
+        if !self.lists(&reason) {
+            return;
+        }
         let mut violates = Vec::new();
         for rule in violated {
             violates.push(self.rules.name(self.policy, &self.simulation.cluster, *rule));
         }
-        Some(NotMoved {
+        self.not_moved.push(NotMoved {
             pod: pod_name(&pod.pod),
             node: self.simulation.cluster.at(node).name.clone(),
             violates,
             reason,
-        })
+        });
     }
 
     /// What the simulation found for the pod, or for others like it.
@@ -319,6 +336,10 @@ impl Planner<'_> {
                     needed: *needed,
                 };
             }
+        }
+        if self.simulations_left == 0 && !self.ledger.is_exhausted() {
+            let limit = self.limits.failed_simulations;
+            return Reason::SimulationLimit { limit };
         }
         Reason::NotTried
     }

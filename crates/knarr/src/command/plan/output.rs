@@ -1,6 +1,7 @@
 //! Plans as text and as JSON.
 //!
-//! The JSON is `{"plans": [{"policy", "waves", "moves", "notMoved", "violations"}]}`; docs/rebalancing.md explains the fields.
+//! The JSON is `{"plans": [{"policy", "waves", "moves", "notMoved", "notListed", "violations", "violationsNotListed"}]}`;
+//! docs/rebalancing.md explains the fields.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +11,7 @@ use serde::{Serialize, Serializer};
 use super::policies::NamedPolicy;
 use crate::command::columns::{some, table};
 
-/// How many pods of a reason are shown; `-o json` has all.
+/// How many pods of a reason are shown; `-o json` has all that the plan lists.
 const NAMED: usize = 4;
 
 /// The result of the command.
@@ -34,7 +35,9 @@ impl Serialize for Planned {
             waves: u32,
             moves: &'a [Move],
             not_moved: &'a [NotMoved],
+            not_listed: &'a BTreeMap<&'static str, usize>,
             violations: &'a [Total],
+            violations_not_listed: usize,
         }
         let Planned { policy, plan } = self;
         let shown = Shown {
@@ -42,7 +45,9 @@ impl Serialize for Planned {
             waves: plan.waves(),
             moves: &plan.moves,
             not_moved: &plan.not_moved,
+            not_listed: &plan.not_listed,
             violations: &plan.violations,
+            violations_not_listed: plan.violations_not_listed,
         };
         shown.serialize(to)
     }
@@ -105,7 +110,10 @@ impl Planned {
             text.push('\n');
             text.push_str(&table(&rows));
         }
-        if !plan.not_moved.is_empty() && (all || plan.moves.is_empty()) {
+        if plan.violations_not_listed > 0 {
+            text.push_str(&format!("{} more\n", count(plan.violations_not_listed, "rule")));
+        }
+        if plan.pods_that_stay() > 0 && (all || plan.moves.is_empty()) {
             text.push('\n');
             text.push_str(&table(&reasons(plan)));
         }
@@ -114,7 +122,7 @@ impl Planned {
 
     fn summary(&self, all: bool) -> String {
         let plan = &self.plan;
-        let stay = match plan.not_moved.len() {
+        let stay = match plan.pods_that_stay() {
             0 => String::new(),
             1 => "1 pod violates a rule and stays".into(),
             pods => format!("{pods} pods violate a rule and stay"),
@@ -162,6 +170,15 @@ fn reasons(plan: &Plan) -> Vec<Vec<String>> {
             code.to_string(),
             message,
             some(&pods, NAMED),
+        ]);
+    }
+    for (code, pods) in &plan.not_listed {
+        let message = "more of them, which are only counted";
+        rows.push(vec![
+            pods.to_string(),
+            code.to_string(),
+            message.into(),
+            String::new(),
         ]);
     }
     rows
