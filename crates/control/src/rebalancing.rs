@@ -98,6 +98,7 @@ pub async fn run(base: Base, profiles: Vec<Profile>, metrics: Metrics) {
         profiles: profiles.into(),
         metrics,
     };
+    let mut turn = 0_usize;
     loop {
         let policies = rebalancing.policies();
         if policies.is_empty() {
@@ -113,7 +114,8 @@ pub async fn run(base: Base, profiles: Vec<Profile>, metrics: Metrics) {
         for store in stores {
             store.synced().await;
         }
-        let next = rebalancing.step(policies).await;
+        let next = rebalancing.step(policies, turn).await;
+        turn = turn.wrapping_add(1);
         tokio::select! {
             () = async { wake.notified().await; sleep(DEBOUNCE).await } => {}
             () = sleep(next) => {}
@@ -134,8 +136,8 @@ impl Rebalancing {
         parsed.collect()
     }
 
-    /// Decides and carries out one step. Returns when the next is due.
-    async fn step(&self, policies: Vec<RebalancePolicy>) -> Duration {
+    /// Decides and carries out one step, before which so many were taken. Returns when the next is due.
+    async fn step(&self, policies: Vec<RebalancePolicy>, turn: usize) -> Duration {
         let usage = if needs_usage(&policies) {
             usage::read(&*self.api).await
         } else {
@@ -152,6 +154,7 @@ impl Rebalancing {
                 objects: &objects,
                 usage: &usage,
                 now,
+                turn,
             });
             (decided, policies)
         };

@@ -95,6 +95,7 @@ impl Story {
             objects: &self.world.objects(),
             usage: &Usage::default(),
             now: self.now,
+            turn: 0,
         });
         self.next = step.next;
         for event in &step.events {
@@ -540,6 +541,7 @@ fn b3_a_move_that_was_recorded_and_not_made_is_made_later() {
         objects: &objects,
         usage: &Usage::default(),
         now: story.now,
+        turn: 0,
     });
     let recorded = step.wave.unwrap().policy;
     assert_eq!(recorded.status.recent_moves.len(), 1);
@@ -567,6 +569,7 @@ fn b3_a_namespaced_policy_moves_pods_of_its_namespace_only() {
         objects: &world.objects(),
         usage: &Usage::default(),
         now: now(),
+        turn: 0,
     });
     let wave = step.wave.unwrap();
     assert_eq!(

@@ -4,17 +4,19 @@
 
 mod world;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use knarr_api::k8s_openapi::jiff::{SignedDuration, Timestamp};
+use knarr_rebalance::controller::kinds::RebalancePolicy;
+use knarr_rebalance::controller::{Input, PLANS_MAX, step};
 use knarr_rebalance::limits::Limits;
 use knarr_rebalance::plan::Plan;
 use knarr_rebalance::plan_within;
 use knarr_rebalance::policy::Policy;
-use knarr_rebalance::snapshot::Snapshot;
+use knarr_rebalance::snapshot::{Snapshot, Usage};
 use knarr_scheduler::Profile;
 use serde_json::json;
-use world::{World, moves, policy, strategy};
+use world::{World, moves, now, policy, strategy};
 
 /// Pods that may run on their tainted nodes only.
 const PINNED: usize = 6;
@@ -97,4 +99,37 @@ fn b3_pods_and_rules_that_a_plan_does_not_list_are_counted() {
     let text = plan.to_string();
     assert!(text.contains("4 more pods stay: "), "{text}");
     assert!(text.contains("1 more rules are violated"), "{text}");
+}
+
+#[test]
+fn b3_more_policies_than_a_step_plans_for_take_turns() {
+    let policies: Vec<RebalancePolicy> = (0..PLANS_MAX + 4)
+        .map(|n| {
+            let json = json!({
+                "metadata": {"name": "p", "namespace": format!("team-{n}"), "uid": format!("p-{n}"), "generation": 1},
+                "spec": {"dryRun": true, "strategies": {"nodeTaints": {}}},
+            });
+            serde_json::from_value(json).unwrap()
+        })
+        .collect();
+    let objects = pinned().objects();
+    let mut planned = BTreeSet::new();
+    for turn in 0..2 {
+        let step = step(Input {
+            policies: &policies,
+            profiles: &[Profile::default()],
+            objects: &objects,
+            usage: &Usage::default(),
+            now: now(),
+            turn,
+        });
+        let has_plan = |policy: &&RebalancePolicy| {
+            let mut conditions = policy.status.conditions.iter();
+            conditions.any(|c| c.type_ == "Progressing")
+        };
+        let with_plan: Vec<&RebalancePolicy> = step.updates.iter().filter(has_plan).collect();
+        assert_eq!(with_plan.len(), PLANS_MAX);
+        planned.extend(with_plan.iter().map(|policy| policy.namespace().to_string()));
+    }
+    assert_eq!(planned.len(), policies.len(), "each has its turn");
 }

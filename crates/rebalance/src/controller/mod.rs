@@ -2,7 +2,8 @@
 //! the time to statuses, events and at most one wave of evictions. Pure, as the plans that it is made of.
 //!
 //! - A policy with `dryRun`, the default, only gets a status and the event `RebalancePlanned`.
-//! - One wave at a time: of all policies in the order of their names, the first that has something to move starts one, and
+//! - At most [`PLANS_MAX`] plans a step; more policies than that take turns.
+//! - One wave at a time: of all policies in the order of their names (from the one whose turn it is), the first that has something to move starts one, and
 //!   every plan is made after the wave before has been seen. A policy whose wave waits for its replacements does not hold
 //!   back the others, but they do not move pods of the same workloads.
 //! - A policy stops (Degraded) when a replacement fails or does not become Ready, until it does or the spec is changed.
@@ -26,6 +27,7 @@ use knarr_api::{Object, k8s_openapi};
 use knarr_apimachinery::time::seconds;
 use knarr_scheduler::Profile;
 
+use crate::limits::Limits;
 use crate::plan::{Move, Plan, PodName};
 use crate::policy::{Policy, Rule};
 use crate::snapshot::{Snapshot, Usage};
@@ -42,6 +44,8 @@ pub const PERIOD: SignedDuration = SignedDuration::from_secs(30);
 const PERIOD_OF_WAVES: SignedDuration = SignedDuration::from_secs(2);
 /// The most evictions of a wave.
 pub const WAVE_MAX: usize = 20;
+/// The most plans of a step, each of which may take a second in a large cluster: users with many namespaces have many policies.
+pub const PLANS_MAX: usize = 16;
 
 /// What a step decides from.
 #[derive(Clone, Copy)]
@@ -54,6 +58,8 @@ pub struct Input<'a> {
     pub objects: &'a [Arc<Object>],
     pub usage: &'a Usage,
     pub now: Timestamp,
+    /// How many steps were taken before: if there are more than [`PLANS_MAX`] policies, they take turns.
+    pub turn: usize,
 }
 
 /// What a step has decided.
@@ -171,7 +177,13 @@ pub fn step(input: Input<'_>) -> Step {
     };
     let mut states = State::all(policies, &workloads, input.now);
     let mut snapshot: Option<Snapshot> = None;
-    for at in 0..states.len() {
+    let count = states.len();
+    let first = match count > PLANS_MAX {
+        true => input.turn.wrapping_mul(PLANS_MAX) % count,
+        false => 0,
+    };
+    let mut plans = 0;
+    for at in (first..count).chain(0..first) {
         if step.wave.is_none()
             && let Some(state) = states.get(at)
         {
@@ -181,6 +193,9 @@ pub fn step(input: Input<'_>) -> Step {
                 evictions,
             });
         }
+        if plans == PLANS_MAX {
+            continue;
+        }
         let Some(policy) = states.get_mut(at).and_then(|state| state.due(input.now)) else {
             continue;
         };
@@ -188,6 +203,7 @@ pub fn step(input: Input<'_>) -> Step {
             step.next = PERIOD_OF_WAVES;
             continue;
         }
+        plans += 1;
         let held = held_by_others(&states, at);
         let Some(state) = states.get_mut(at) else { continue };
         let snapshot = snapshot.get_or_insert_with(|| {
@@ -195,7 +211,12 @@ pub fn step(input: Input<'_>) -> Step {
         });
         let repeated = state.repeated();
         snapshot.set_memory(state.evictions(), held.into_iter().chain(repeated).collect());
-        let plan = crate::plan(snapshot, &policy);
+        let limits = Limits {
+            // A step costs what one policy may, however many there are.
+            failed_simulations: Limits::DEFAULT.failed_simulations / count.clamp(1, PLANS_MAX),
+            ..Limits::DEFAULT
+        };
+        let plan = crate::plan_within(snapshot, &policy, &limits);
         state.show(&plan);
         let finding = if policy.dry_run {
             let message = match plan.moves.len() {
