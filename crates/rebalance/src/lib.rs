@@ -6,7 +6,7 @@
 //! placed, and keeps the move only if no rule grows there and one that the policy names shrinks — on each of the nodes that
 //! the scheduler finds equally good. So:
 //!
-//! - a plan ends, and planning again from its result gives an empty plan: rebalancing cannot loop;
+//! - a plan ends, and planning again from its result gives an empty plan, unless a limit ended it: rebalancing cannot loop;
 //! - no pod is evicted only to come back to its node, because the scheduler was asked before;
 //! - PodDisruptionBudgets are hard: they split a plan into waves, or forbid moves.
 //!

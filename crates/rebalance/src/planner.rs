@@ -2,7 +2,8 @@
 //! until no move is left that makes no rule worse and one of the policy's better.
 //!
 //! That ends, because every move lessens a sum of natural numbers; and a plan made from the result is empty, because the
-//! last pass over all rules found nothing in that very state. Neither depends on pods' names.
+//! last pass over all rules found nothing in that very state (or a limit ended the plan, see [`crate::limits`]). Neither depends on
+//! pods' names.
 
 mod cells;
 mod report;

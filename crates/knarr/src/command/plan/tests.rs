@@ -201,6 +201,30 @@ async fn b3_the_json_has_the_policy_the_moves_the_reasons_and_the_violations() {
 }
 
 #[tokio::test]
+async fn b3_what_a_plan_does_not_list_is_counted_in_the_text_and_the_json() {
+    let run = Run {
+        policy: Some(example()),
+        ..Run::of(&cluster())
+    };
+    let mut plans = run.plans().await;
+    let plan = &mut plans.plans[0].plan;
+    plan.not_listed.insert("SimulationLimit", 40);
+    plan.violations_not_listed = 3;
+    let text = plans.to_text(true);
+    assert!(
+        text.contains("3 moves in 2 waves; 44 pods violate a rule and stay\n"),
+        "{text}"
+    );
+    assert!(text.contains("\n3 rules more\n"), "{text}");
+    let last = text.lines().last().unwrap();
+    let expected = "40    SimulationLimit   more of them, which are only counted";
+    assert!(last.starts_with(expected), "{text}");
+    let json = serde_json::to_value(&plans).unwrap();
+    assert_eq!(json["plans"][0]["notListed"], json!({"SimulationLimit": 40}));
+    assert_eq!(json["plans"][0]["violationsNotListed"], 3);
+}
+
+#[tokio::test]
 async fn b3_without_a_policy_the_built_in_one_is_used_and_named() {
     let text = Run::of(&cluster()).plans().await.to_text(false);
     let first = text.lines().next().unwrap();
