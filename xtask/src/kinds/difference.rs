@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 /// The lines by type and field, `core/v1.Pod` and `core/v1.Pod.spec`.
-fn entries(text: &str) -> BTreeMap<String, String> {
+pub fn entries(text: &str) -> BTreeMap<String, String> {
     let mut entries = BTreeMap::new();
     let (mut package, mut of) = ("", "");
     for line in text.lines().filter(|line| !line.starts_with('#')) {

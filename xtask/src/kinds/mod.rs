@@ -1,8 +1,9 @@
 //! `cargo run -p xtask -- kinds DIR`: the descriptors of Kubernetes' types, from the source tree of one of its versions.
 //!
 //! It reads the Go types (names, JSON tags, embedding, order), `generated.proto` (the numbers of fields) and the published OpenAPI v3
-//! documents (list and map types, merge keys, required fields), and writes `crates/apimachinery/src/descriptors/kubernetes.txt`, whose form that
-//! module explains. What changed is printed, a line a type or field: moving to another version is to review that.
+//! documents (list and map types, merge keys, required fields), adds what is in Kubernetes' validation only (`facts.txt`), and writes
+//! `crates/apimachinery/src/descriptors/kubernetes.txt`, whose form that module explains. What changed is printed, a line a type or field: moving
+//! to another version is to review that.
 
 mod difference;
 mod go;
@@ -20,6 +21,9 @@ use published::Messages;
 
 /// Where the descriptors are.
 const OUTPUT: &str = "crates/apimachinery/src/descriptors/kubernetes.txt";
+
+/// What validation requires of fields, by type and field.
+const FACTS: &str = include_str!("facts.txt");
 
 /// Packages in addition to those of `k8s.io/api`: name, import path.
 const PACKAGES: &[(&str, &str)] = &[
@@ -330,6 +334,9 @@ impl Sources {
         if let Some(schema) = schema.filter(|_| !is_inline) {
             write_schema(out, schema, json);
         }
+        if let Some(facts) = facts(of, &name) {
+            let _ = write!(out, " facts={facts}");
+        }
         out.push('\n');
     }
 
@@ -349,6 +356,12 @@ impl Sources {
         };
         in_type(of)
     }
+}
+
+/// What validation requires of a field by itself.
+fn facts((package, of): (&str, &str), field: &str) -> Option<&'static str> {
+    let key = format!("{package}.{of}.{field} ");
+    FACTS.lines().find_map(|line| line.strip_prefix(key.as_str()))
 }
 
 /// The attributes that the published schema gives a field.
@@ -450,4 +463,22 @@ fn first_upper(name: &str) -> String {
     let mut chars = name.chars();
     let first = chars.next().map(|c| c.to_ascii_uppercase());
     first.into_iter().chain(chars).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_descriptors_have_each_fact() {
+        let text = include_str!("../../../crates/apimachinery/src/descriptors/kubernetes.txt");
+        let entries = difference::entries(text);
+        let facts = FACTS.lines().filter_map(|line| line.split_once(' '));
+        let facts: Vec<(&str, &str)> = facts.filter(|(of, _)| *of != "#").collect();
+        for (of, facts) in &facts {
+            let has = entries.get(*of).map(String::as_str).unwrap_or_default();
+            assert!(has.ends_with(&format!(" facts={facts}")), "{of}: {has}");
+        }
+        assert_eq!(text.matches(" facts=").count(), facts.len());
+    }
 }

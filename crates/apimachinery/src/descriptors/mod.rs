@@ -23,6 +23,8 @@
 //!   `^` is an embedded struct, whose fields are in the JSON of the type that has it. `omitempty`, `omitzero`: of the Go tag. The rest is published in OpenAPI:
 //!   `required`, `list` (list type and keys), `map` (map type), `patch` and `key` (strategy and merge key of strategic merge patches), `default` (if it is not
 //!   the zero value).
+//! - `facts` of a field is what validation requires of it by itself, from `xtask/src/kinds/facts.txt`, separated by semicolons: `required`, `minimum:0`,
+//!   `enum` (the values of its type) or `enum:A,B` (these, in the order of the message), `nested` (only what is below it has facts).
 //! - Packages `internal/…` have the types that kube-apiserver validates and that its messages show.
 //!
 //! The text is parsed once, when the first object is read or written. Types refer to each other by index, so no map is searched by name below
@@ -36,7 +38,7 @@ use std::sync::LazyLock;
 
 use schemars::JsonSchema;
 
-pub use types::{Definition, FieldDescriptor, Form, Go, TypeDescriptor, Zero};
+pub use types::{Definition, Facts, FieldDescriptor, Form, Go, TypeDescriptor, Zero};
 
 static TABLE: LazyLock<Table> = LazyLock::new(|| Table::parse(include_str!("kubernetes.txt")));
 

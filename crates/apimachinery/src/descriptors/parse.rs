@@ -3,7 +3,7 @@
 
 use std::sync::OnceLock;
 
-use super::types::{Definition, FieldDescriptor, Form, Go, TypeDescriptor};
+use super::types::{Definition, Facts, FieldDescriptor, Form, Go, TypeDescriptor};
 use super::{INTERNAL, Table};
 use crate::schema::rules::{List, Map, Rule, Strategy};
 
@@ -109,6 +109,7 @@ impl Table {
             default: None,
             embedded: None,
             zero: None,
+            facts: None,
         };
         let mut rule = Rule::of(field.name);
         for word in words {
@@ -127,6 +128,7 @@ impl Table {
                 }
                 ("patch", strategies) => patch_strategy(&mut rule, strategies),
                 ("key", key) => rule.merge_key = key,
+                ("facts", facts) => field.facts = Some(facts_of(facts)),
                 _ => {}
             }
         }
@@ -191,6 +193,22 @@ fn list_type(list: &'static str) -> Option<List> {
         _ if list == "set" => List::Set,
         _ => List::Atomic,
     })
+}
+
+fn facts_of(text: &str) -> Facts {
+    let mut facts = Facts::default();
+    for fact in text.split(';') {
+        match fact.split_once(':').unwrap_or((fact, "")) {
+            ("required", _) => facts.is_required = true,
+            ("minimum", least) => facts.minimum = least.parse().ok(),
+            ("enum", values) => {
+                let values = values.split(',').filter(|v| !v.is_empty());
+                facts.values = Some(values.map(str::to_string).collect());
+            }
+            _ => {}
+        }
+    }
+    facts
 }
 
 fn patch_strategy(rule: &mut Rule, strategies: &str) {

@@ -106,3 +106,42 @@ fn types_of_one_name_differ_in_place_and_fields() {
         "flowcontrol/v1"
     );
 }
+
+#[test]
+fn facts_are_of_values_that_have_them() {
+    for of in all() {
+        for field in of.fields() {
+            let name = format!("{}.{}.{}", of.package, of.name, field.name);
+            let Some(facts) = &field.facts else {
+                assert!(field.supported().is_empty(), "{name}");
+                continue;
+            };
+            match field.of.element() {
+                Go::String => {
+                    assert!(facts.minimum.is_none(), "{name}");
+                    assert!(facts.is_required || !field.supported().is_empty(), "{name}");
+                }
+                Go::Integer(_) => {
+                    assert!(facts.minimum.is_some(), "{name}");
+                    assert!(!facts.is_required && facts.values.is_none(), "{name}");
+                }
+                nested => {
+                    assert_eq!(*facts, Facts::default(), "{name}");
+                    let below = nested.named().map(TypeDescriptor::with_facts).unwrap_or_default();
+                    assert!(!below.is_empty(), "{name}");
+                }
+            }
+            // Validation supports no value that is not published.
+            if let Some(published) = field.of.enumeration() {
+                let mut supported = field.supported().iter();
+                assert!(supported.all(|value| published.values.contains(value)), "{name}");
+            }
+        }
+    }
+    let mode = published("io.k8s.api.core.v1.PodSpec").and_then(|of| of.field("dnsPolicy"));
+    let supported = mode.map(FieldDescriptor::supported).unwrap_or_default();
+    assert_eq!(
+        supported,
+        ["ClusterFirstWithHostNet", "ClusterFirst", "Default", "None"]
+    );
+}

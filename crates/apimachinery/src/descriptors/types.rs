@@ -190,6 +190,7 @@ pub struct TypeDescriptor {
 pub(super) struct Resolved {
     fields: Vec<FieldDescriptor>,
     nulls: Vec<&'static str>,
+    with_facts: Vec<&'static str>,
     required_time: Option<&'static str>,
     children: Vec<(&'static str, usize)>,
 }
@@ -213,6 +214,7 @@ impl TypeDescriptor {
                     .filter(|_| !ZERO_IS_KEPT.contains(&name));
             }
             let nulls = fields.iter().filter(|f| f.is_null_unset()).map(|f| f.name);
+            let with_facts = fields.iter().filter(|f| f.facts.is_some()).map(|f| f.name);
             let mut children = Vec::new();
             self.add_children(&mut children);
             let is_time = |f: &&FieldDescriptor| matches!(f.of.form(), Some(Form::Time | Form::MicroTime));
@@ -221,6 +223,7 @@ impl TypeDescriptor {
             Resolved {
                 required_time: time.map(|f| f.name),
                 nulls: nulls.collect(),
+                with_facts: with_facts.collect(),
                 fields,
                 children,
             }
@@ -274,6 +277,11 @@ impl TypeDescriptor {
         &self.resolved().nulls
     }
 
+    /// The names of the fields that have facts, in Go's order.
+    pub fn with_facts(&'static self) -> &'static [&'static str] {
+        &self.resolved().with_facts
+    }
+
     /// The time that the published schema requires though it may be unset, being no pointer. No type has two.
     pub fn required_time(&'static self) -> Option<&'static str> {
         self.resolved().required_time
@@ -323,6 +331,16 @@ pub enum Zero {
     Map,
 }
 
+/// What validation requires of a value by itself, whatever the other fields are.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Facts {
+    /// Not absent; nor empty, unless it is a pointer.
+    pub is_required: bool,
+    pub minimum: Option<i64>,
+    /// The values of the field or of its items; none for those of its type.
+    pub values: Option<Vec<String>>,
+}
+
 /// A field of a type.
 #[derive(Clone, Debug)]
 pub struct FieldDescriptor {
@@ -344,9 +362,22 @@ pub struct FieldDescriptor {
     pub embedded: Option<String>,
     /// The zero value that is the same as nothing.
     pub zero: Option<Zero>,
+    /// `None` if validation requires nothing of it or below it that is a plain fact.
+    pub facts: Option<Facts>,
 }
 
 impl FieldDescriptor {
+    /// The values that validation supports, in the order of its message; empty if it does not check them.
+    pub fn supported(&self) -> &[String] {
+        match self.facts.as_ref().and_then(|facts| facts.values.as_deref()) {
+            Some([]) => {
+                let values = self.of.enumeration().map(|of| of.values.as_slice());
+                values.unwrap_or_default()
+            }
+            own => own.unwrap_or_default(),
+        }
+    }
+
     pub fn is_inline(&self) -> bool {
         self.name.is_empty()
     }
