@@ -6,12 +6,14 @@
 //! | | |
 //! |---|---|
 //! | a kind's rules | `kinds/<kind>.rs` |
+//! | plain facts of fields, by the descriptors | `facts.rs` |
 //! | rules of metadata that hold for every kind | `metadata.rs` |
 //! | custom resources: validation, rules in CEL; definitions | `custom/` |
 //! | how objects are deleted | `strategy/deletion.rs` |
 //! | columns and cells of tables; the Table | `table.rs`; `table_response.rs` |
 
 pub mod custom;
+mod facts;
 pub mod kinds;
 pub mod metadata;
 mod strategy;

@@ -13,6 +13,7 @@ use knarr_cel::check::{Environment, Type};
 
 use super::admission_rule::check_rule;
 use super::checks::{all_invalid, label_selector, text};
+use crate::facts;
 
 /// The variables that the CEL expressions of a policy may use.
 pub struct PolicyScope {
@@ -177,17 +178,6 @@ pub fn check_conditions(
     }
 }
 
-/// Checks `failurePolicy`, which is set by defaulting.
-pub fn check_failure_policy(policy: Option<&str>, path: &Path, errors: &mut ErrorList) {
-    const POLICIES: &[&str] = &["Fail", "Ignore"];
-    let at = path.child("failurePolicy");
-    match policy {
-        None => errors.required(&at, ""),
-        Some(policy) if !POLICIES.contains(&policy) => errors.not_supported_in_order(&at, policy, POLICIES),
-        Some(_) => {}
-    }
-}
-
 /// Checks `matchConstraints` of a policy: the resource rules are required, since they name the types that the expressions
 /// are checked against.
 pub fn check_match_constraints(resources: Option<&MatchResources>, path: &Path, errors: &mut ErrorList) {
@@ -203,13 +193,7 @@ pub fn check_match_constraints(resources: Option<&MatchResources>, path: &Path, 
 
 /// Checks `matchConstraints` of a policy or `matchResources` of a binding.
 pub fn check_match_resources(resources: &MatchResources, path: &Path, errors: &mut ErrorList) {
-    const POLICIES: &[&str] = &["Equivalent", "Exact"];
-    let at = path.child("matchPolicy");
-    match resources.match_policy.as_deref() {
-        None => errors.required(&at, ""),
-        Some(policy) if !POLICIES.contains(&policy) => errors.not_supported_in_order(&at, policy, POLICIES),
-        Some(_) => {}
-    }
+    facts::check(errors, path, resources, &["matchPolicy"]);
     for (field, selector) in [
         ("namespaceSelector", &resources.namespace_selector),
         ("objectSelector", &resources.object_selector),

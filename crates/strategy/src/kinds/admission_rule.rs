@@ -4,6 +4,7 @@ use k8s_openapi::api::admissionregistration::v1::RuleWithOperations;
 use knarr_apimachinery::field::{ErrorList, Path};
 
 use super::checks::json;
+use crate::facts;
 
 pub(super) fn check_rule(rule: &RuleWithOperations, path: &Path, errors: &mut ErrorList) {
     const OPERATIONS: &[&str] = &["*", "CONNECT", "CREATE", "DELETE", "UPDATE"];
@@ -73,10 +74,5 @@ pub(super) fn check_rule(rule: &RuleWithOperations, path: &Path, errors: &mut Er
             "if '*' is present, must not specify other resources without subresources",
         );
     }
-    const SCOPES: &[&str] = &["*", "Cluster", "Namespaced"];
-    if let Some(scope) = &rule.scope
-        && !SCOPES.contains(&scope.as_str())
-    {
-        errors.not_supported_in_order(&path.child("scope"), scope, SCOPES);
-    }
+    facts::check(errors, path, rule, &["scope"]);
 }

@@ -15,6 +15,8 @@ use serde::Serialize;
 
 use knarr_apimachinery::meta;
 
+use crate::facts;
+
 /// Protocols of ports, sorted as most fields list them.
 pub const PROTOCOLS: &[&str] = &["SCTP", "TCP", "UDP"];
 const NOT_NEGATIVE: &str = "must be greater than or equal to 0";
@@ -120,17 +122,6 @@ pub fn label_selector(errors: &mut ErrorList, path: &Path, selector: &LabelSelec
 pub fn not_negative<T: Shown + Copy + Into<i64>>(errors: &mut ErrorList, path: &Path, value: T) {
     if value.into() < 0 {
         errors.invalid(path, value, NOT_NEGATIVE);
-    }
-}
-
-/// [`not_negative`] for a field that may be absent.
-pub fn not_negative_if_set<T: Shown + Copy + Into<i64>>(
-    errors: &mut ErrorList,
-    path: &Path,
-    value: Option<T>,
-) {
-    if let Some(value) = value {
-        not_negative(errors, path, value);
     }
 }
 
@@ -354,7 +345,6 @@ pub(crate) use spec_and_status;
 
 /// Checks the conditions of a status that are of type meta/v1 Condition.
 pub fn conditions(errors: &mut ErrorList, path: &Path, conditions: Option<&[Condition]>) {
-    const STATUSES: &[&str] = &["False", "True", "Unknown"];
     const REASON_BYTES: usize = 1024;
     const MESSAGE_BYTES: usize = 32 * 1024;
     let mut seen = BTreeSet::new();
@@ -364,9 +354,7 @@ pub fn conditions(errors: &mut ErrorList, path: &Path, conditions: Option<&[Cond
             errors.duplicate(&path.child("type"), condition.type_.as_str());
         }
         qualified_name(errors, &path.child("type"), &condition.type_);
-        if !STATUSES.contains(&condition.status.as_str()) {
-            errors.not_supported(&path.child("status"), condition.status.as_str(), STATUSES);
-        }
+        facts::check(errors, &path, condition, &["status"]);
         if let Some(generation) = condition.observed_generation.filter(|g| *g < 0) {
             let at = path.child("observedGeneration");
             errors.invalid(&at, generation, "must be greater than or equal to zero");

@@ -4,11 +4,11 @@ use k8s_openapi::api::batch::v1::CronJob;
 use k8s_openapi::jiff::Timestamp;
 use knarr_apimachinery::field::{ErrorList, Path};
 
-use super::checks::{Json, json_selector, not_negative_if_set, spec_and_status, text};
+use super::checks::{Json, json_selector, spec_and_status, text};
 use super::warnings::name_warning;
 use super::{job, template};
 use crate::table::{self, Cell, Column};
-use crate::{MetadataChecks, Part, Strategy};
+use crate::{MetadataChecks, Part, Strategy, facts};
 
 mod schedule;
 
@@ -131,22 +131,11 @@ fn validate(cron: &CronJob, old: Option<&CronJob>) -> ErrorList {
     let spec = &cron.spec;
     let path = Path::new("spec");
     check_schedule(cron, old, &path.child("schedule"), &mut errors);
-    not_negative_if_set(
-        &mut errors,
-        &path.child("startingDeadlineSeconds"),
-        spec.starting_deadline_seconds,
-    );
+    facts::check(&mut errors, &path, spec, &["startingDeadlineSeconds"]);
     if old.is_none_or(|o| o.spec.time_zone != spec.time_zone) {
         check_time_zone(spec.time_zone.as_deref(), &path.child("timeZone"), &mut errors);
     }
-    const POLICIES: &[&str] = &["Allow", "Forbid", "Replace"];
-    match text(&spec.concurrency_policy) {
-        "" => errors.required(&path.child("concurrencyPolicy"), ""),
-        policy if !POLICIES.contains(&policy) => {
-            errors.not_supported_in_order(&path.child("concurrencyPolicy"), policy, POLICIES);
-        }
-        _ => {}
-    }
+    facts::check(&mut errors, &path, spec, &["concurrencyPolicy"]);
     let job = spec.job_template.spec.clone().unwrap_or_default();
     let job_path = path.child("jobTemplate").child("spec");
     job::spec::validate(&job, &job_path, &mut errors);
@@ -160,12 +149,8 @@ fn validate(cron: &CronJob, old: Option<&CronJob>) -> ErrorList {
     if job.manual_selector == Some(true) {
         errors.not_supported_in_order(&job_path.child("manualSelector"), true, &["nil", "false"]);
     }
-    for (field, limit) in [
-        ("successfulJobsHistoryLimit", spec.successful_jobs_history_limit),
-        ("failedJobsHistoryLimit", spec.failed_jobs_history_limit),
-    ] {
-        not_negative_if_set(&mut errors, &path.child(field), limit);
-    }
+    const LIMITS: &[&str] = &["successfulJobsHistoryLimit", "failedJobsHistoryLimit"];
+    facts::check(&mut errors, &path, spec, LIMITS);
     errors
 }
 

@@ -8,7 +8,7 @@ use knarr_apimachinery::field::{ErrorList, Path};
 
 use super::checks::{drop_empty, immutable, update_generation};
 use crate::table::{self, Cell, Column};
-use crate::{Part, Strategy};
+use crate::{Part, Strategy, facts};
 
 const TOKEN_SECONDS_MIN: i64 = 600;
 const TOKEN_SECONDS_MAX: i64 = 1 << 32;
@@ -47,12 +47,7 @@ impl Strategy for CSIDriver {
     fn validate(&self) -> ErrorList {
         let mut errors = ErrorList::new();
         let path = Path::new("spec");
-        const POLICIES: &[&str] = &["File", "None", "ReadWriteOnceWithFSType"];
-        if let Some(policy) = &self.spec.fs_group_policy
-            && !POLICIES.contains(&policy.as_str())
-        {
-            errors.not_supported_in_order(&path.child("fsGroupPolicy"), policy, POLICIES);
-        }
+        facts::check(&mut errors, &path, &self.spec, &["fsGroupPolicy"]);
         let tokens = self.spec.token_requests.as_deref().unwrap_or_default();
         token_requests(tokens, &path.child("tokenRequests"), &mut errors);
         const MODES: &[&str] = &["Persistent", "Ephemeral"];

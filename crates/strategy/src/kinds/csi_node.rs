@@ -6,11 +6,11 @@ use k8s_openapi::api::storage::v1::{CSINode, CSINodeDriver};
 use k8s_openapi::jiff::Timestamp;
 use knarr_apimachinery::field::{ErrorList, Path};
 
-use super::checks::{IMMUTABLE, Json, not_negative_if_set, qualified_name};
+use super::checks::{IMMUTABLE, Json, qualified_name};
 use super::pod::internal;
 use super::pod::validation::volume_plugins::csi_driver;
 use crate::table::{self, Cell, Column};
-use crate::{MetadataChecks, Part, Strategy};
+use crate::{MetadataChecks, Part, Strategy, facts};
 
 /// Maximum length of `nodeID`, the driver's own name of the node, in bytes.
 const NODE_ID_MAX: usize = 256;
@@ -30,8 +30,7 @@ impl Strategy for CSINode {
                 let detail = format!("must be {NODE_ID_MAX} characters or less");
                 errors.invalid(&at, &driver.node_id, detail);
             }
-            let count = driver.allocatable.as_ref().and_then(|a| a.count);
-            not_negative_if_set(&mut errors, &path.child("allocatable").child("count"), count);
+            facts::check(&mut errors, &path, driver, &["allocatable"]);
             if !names.insert(&driver.name) {
                 errors.duplicate(&path.child("name"), &driver.name);
             }

@@ -15,9 +15,7 @@ use knarr_apimachinery::time::seconds;
 use super::checks::{Json, all_invalid, dns_subdomain, json, text, update_generation};
 use super::webhook;
 use crate::strategy::deletion::{self, DeletionPlan, DeletionRequest};
-use crate::{Part, Strategy};
-
-const SCOPES: &[&str] = &["Cluster", "Namespaced"];
+use crate::{Part, Strategy, facts};
 
 fn empty_status() -> CustomResourceDefinitionStatus {
     CustomResourceDefinitionStatus {
@@ -139,13 +137,7 @@ fn check_definition(crd: &CustomResourceDefinition, old: Option<&CustomResourceD
     }
     let path = Path::new("spec");
     check_group(&spec.group, &path.child("group"), &mut errors);
-    match spec.scope.as_str() {
-        "" => errors.required(&path.child("scope"), ""),
-        scope if !SCOPES.contains(&scope) => {
-            errors.not_supported_in_order(&path.child("scope"), scope, SCOPES);
-        }
-        _ => {}
-    }
+    facts::check(&mut errors, &path, spec, &["scope"]);
     check_names(&spec.names, &path.child("names"), &mut errors);
     check_versions(
         &spec.versions,
@@ -189,13 +181,8 @@ fn check_conversion(
     path: &Path,
     errors: &mut ErrorList,
 ) {
-    const STRATEGIES: &[&str] = &["None", "Webhook"];
+    facts::check(errors, path, conversion, &["strategy"]);
     let strategy = conversion.strategy.as_str();
-    match strategy {
-        "" => errors.required(&path.child("strategy"), ""),
-        known if STRATEGIES.contains(&known) => {}
-        other => errors.not_supported_in_order(&path.child("strategy"), other, STRATEGIES),
-    }
     let client = conversion.webhook.as_ref().and_then(|w| w.client_config.as_ref());
     let versions = conversion
         .webhook

@@ -7,11 +7,11 @@ use knarr_apimachinery::field::{ErrorList, Path};
 
 use super::checks::{
     Json, count_or_percent, drop_empty, immutable_selector, json, not_more_than_100_percent,
-    not_negative_if_set, not_negative_or_percent, text, update_generation,
+    not_negative_or_percent, text, update_generation,
 };
 use super::{deployment, template};
 use crate::table::{self, Cell, Column};
-use crate::{Part, Strategy};
+use crate::{Part, Strategy, facts};
 
 const TEMPLATE_GENERATION: &str = "deprecated.daemonset.template.generation";
 
@@ -73,17 +73,9 @@ impl Strategy for DaemonSet {
         let path = Path::new("spec");
         template::validate_selected(&spec.selector, Some(&spec.template), "daemonset", &mut errors);
         template::no_deadline(Some(&spec.template), "DaemonSet", &mut errors);
-        not_negative_if_set(
-            &mut errors,
-            &path.child("minReadySeconds"),
-            spec.min_ready_seconds,
-        );
-        check_strategy(&spec.update_strategy.unwrap_or_default(), &mut errors);
-        not_negative_if_set(
-            &mut errors,
-            &path.child("revisionHistoryLimit"),
-            spec.revision_history_limit,
-        );
+        facts::check(&mut errors, &path, &spec, &["minReadySeconds"]);
+        check_strategy(&spec.update_strategy.clone().unwrap_or_default(), &mut errors);
+        facts::check(&mut errors, &path, &spec, &["revisionHistoryLimit"]);
         errors
     }
 
@@ -194,28 +186,8 @@ fn check_strategy(strategy: &DaemonSetUpdateStrategy, errors: &mut ErrorList) {
 
 fn validate_status(set: &DaemonSet, old: &DaemonSet) -> ErrorList {
     let mut errors = ErrorList::new();
-    let status = set.status.clone().unwrap_or_default();
-    let path = Path::new("status");
-    for (field, count) in [
-        (
-            "currentNumberScheduled",
-            i64::from(status.current_number_scheduled),
-        ),
-        ("numberMisscheduled", status.number_misscheduled.into()),
-        ("desiredNumberScheduled", status.desired_number_scheduled.into()),
-        ("numberReady", status.number_ready.into()),
-        ("observedGeneration", status.observed_generation.unwrap_or(0)),
-        (
-            "updatedNumberScheduled",
-            status.updated_number_scheduled.unwrap_or(0).into(),
-        ),
-        ("numberAvailable", status.number_available.unwrap_or(0).into()),
-        ("numberUnavailable", status.number_unavailable.unwrap_or(0).into()),
-        ("collisionCount", status.collision_count.unwrap_or(0).into()),
-    ] {
-        not_negative_if_set(&mut errors, &path.child(field), Some(count));
-    }
-    let before = old.status.as_ref().and_then(|s| s.collision_count);
-    deployment::validate_collision_count(status.collision_count, before, &mut errors);
+    facts::check(&mut errors, &Path::default(), set, &["status"]);
+    let collisions = |set: &DaemonSet| set.status.as_ref().and_then(|s| s.collision_count);
+    deployment::validate_collision_count(collisions(set), collisions(old), &mut errors);
     errors
 }

@@ -7,11 +7,11 @@ use knarr_apimachinery::field::{ErrorList, Path};
 
 use super::checks::{
     Json, count_or_percent, drop_empty, immutable_selector, json, not_more_than_100_percent,
-    not_negative_if_set, not_negative_or_percent, text, update_generation,
+    not_negative_or_percent, text, update_generation,
 };
 use super::template::{self, ReplicaCounts};
 use crate::table::{self, Cell, Column};
-use crate::{Part, Strategy};
+use crate::{Part, Strategy, facts};
 
 const ROLLING_UPDATE: &str = "RollingUpdate";
 const RECREATE: &str = "Recreate";
@@ -60,27 +60,20 @@ impl Strategy for Deployment {
         let mut errors = ErrorList::new();
         let spec = self.spec.clone().unwrap_or_default();
         let path = Path::new("spec");
-        not_negative_if_set(&mut errors, &path.child("replicas"), spec.replicas);
+        facts::check(&mut errors, &path, &spec, &["replicas"]);
         template::validate_selected(&spec.selector, Some(&spec.template), "deployment", &mut errors);
         template::no_deadline(Some(&spec.template), "ReplicaSet", &mut errors);
-        check_strategy(&spec.strategy.unwrap_or_default(), &mut errors);
+        check_strategy(&spec.strategy.clone().unwrap_or_default(), &mut errors);
+        const FACTS: &[&str] = &[
+            "minReadySeconds",
+            "revisionHistoryLimit",
+            "progressDeadlineSeconds",
+        ];
+        facts::check(&mut errors, &path, &spec, FACTS);
         let ready = spec.min_ready_seconds.unwrap_or(0);
-        not_negative_if_set(
-            &mut errors,
-            &path.child("minReadySeconds"),
-            spec.min_ready_seconds,
-        );
-        not_negative_if_set(
-            &mut errors,
-            &path.child("revisionHistoryLimit"),
-            spec.revision_history_limit,
-        );
-        if let Some(deadline) = spec.progress_deadline_seconds {
+        if let Some(deadline) = spec.progress_deadline_seconds.filter(|d| *d <= ready) {
             let path = path.child("progressDeadlineSeconds");
-            not_negative_if_set(&mut errors, &path, Some(deadline));
-            if deadline <= ready {
-                errors.invalid(&path, deadline, "must be greater than minReadySeconds");
-            }
+            errors.invalid(&path, deadline, "must be greater than minReadySeconds");
         }
         errors
     }

@@ -16,6 +16,7 @@ use knarr_apimachinery::quantity::Quantity;
 
 use super::checks::{Json, all_invalid, dns_label, dns_subdomain, json, qualified_name, text};
 use super::device_requests::{self, at_most, unique};
+use crate::facts;
 
 const ATTRIBUTES_AND_CAPACITIES_MAX: usize = 32;
 const ATTRIBUTE_VALUES_MAX: usize = 48;
@@ -24,7 +25,6 @@ const TAINTS_MAX: usize = 16;
 const COUNTERS_MAX: usize = 32;
 const CONSUMED_SETS_MAX: usize = 2;
 const VALID_VALUES_MAX: usize = 10;
-const EFFECTS: &[&str] = &["NoExecute", "NoSchedule", "None"];
 /// Maximum length of an attribute's key in a field path: the longest domain, a slash and the longest name.
 const ATTRIBUTE_KEY_SHOWN_BYTES: usize = 63 + 1 + 32;
 const LABEL_SHOWN_BYTES: usize = 63;
@@ -275,12 +275,7 @@ fn taint(errors: &mut ErrorList, path: &Path, taint: &DeviceTaint) {
     if !value.is_empty() {
         all_invalid(errors, &path.child("value"), value, names::label_value(value));
     }
-    let at = path.child("effect");
-    match taint.effect.as_str() {
-        "" => errors.required(&at, ""),
-        effect if !EFFECTS.contains(&effect) => errors.not_supported(&at, effect, EFFECTS),
-        _ => {}
-    }
+    facts::check(errors, path, taint, &["effect"]);
 }
 
 pub fn counter_set(errors: &mut ErrorList, path: &Path, set: &CounterSet) {

@@ -14,6 +14,7 @@ use knarr_cel::meter::CALL_COST_MAX;
 use serde_json::Value;
 
 use super::checks::{Json, all_invalid, dns_label, dns_subdomain, text};
+use crate::facts;
 
 /// Maximum number of requests, of constraints, of configurations and of selectors.
 const ITEMS_MAX: usize = 32;
@@ -379,11 +380,7 @@ fn tolerations(errors: &mut ErrorList, path: &Path, tolerations: Option<&[Device
             "Equal" | "" => all_invalid(errors, &at, value, names::label_value(value)),
             other => errors.not_supported(&path.child("operator"), other, &["Equal", "Exists"]),
         }
-        let effect = text(&toleration.effect);
-        if !["", "NoSchedule", "NoExecute", "None"].contains(&effect) {
-            let supported = ["NoExecute", "NoSchedule", "None"];
-            errors.not_supported(&path.child("effect"), effect, &supported);
-        }
+        facts::check(errors, &path, toleration, &["effect"]);
     }
 }
 

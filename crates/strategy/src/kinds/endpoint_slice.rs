@@ -11,7 +11,7 @@ use super::checks::{
 };
 use super::warnings::ip_warning;
 use crate::table::{self, Cell, Column};
-use crate::{MetadataChecks, Part, Strategy};
+use crate::{MetadataChecks, Part, Strategy, facts};
 
 const MAX_ENDPOINTS: usize = 1000;
 const MAX_ADDRESSES: usize = 100;
@@ -53,13 +53,7 @@ impl Strategy for EndpointSlice {
 
     fn validate(&self) -> ErrorList {
         let mut errors = ErrorList::new();
-        const TYPES: &[&str] = &["FQDN", "IPv4", "IPv6"];
-        let path = Path::new("addressType");
-        match self.address_type.as_str() {
-            "" => errors.required(&path, ""),
-            of if !TYPES.contains(&of) => errors.not_supported_in_order(&path, of, TYPES),
-            _ => {}
-        }
+        facts::check(&mut errors, &Path::default(), self, &["addressType"]);
         let endpoints = self.endpoints.as_deref().unwrap_or(&[]);
         let path = Path::new("endpoints");
         if endpoints.len() > MAX_ENDPOINTS {

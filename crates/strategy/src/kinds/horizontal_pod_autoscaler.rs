@@ -16,7 +16,7 @@ use super::checks::{all_invalid, not_negative, not_negative_quantity, positive_q
 use super::ingress::path_segment_name;
 use super::pod::container_resource_name;
 use crate::table::{self, Cell, Column};
-use crate::{Part, Strategy};
+use crate::{Part, Strategy, facts};
 
 const MAX_PERIOD_SECONDS: i32 = 1800;
 const MAX_STABILIZATION_SECONDS: i32 = 3600;
@@ -373,12 +373,7 @@ fn check_rules(rules: &HPAScalingRules, path: &Path, errors: &mut ErrorList) {
         ),
         _ => {}
     }
-    const SELECTIONS: &[&str] = &["Disabled", "Max", "Min"];
-    if let Some(selection) = &rules.select_policy
-        && !SELECTIONS.contains(&selection.as_str())
-    {
-        errors.not_supported_in_order(&path.child("selectPolicy"), selection, SELECTIONS);
-    }
+    facts::check(errors, path, rules, &["selectPolicy"]);
     let at = path.child("policies");
     let policies = rules.policies.as_deref().unwrap_or(&[]);
     if policies.is_empty() {
@@ -386,9 +381,7 @@ fn check_rules(rules: &HPAScalingRules, path: &Path, errors: &mut ErrorList) {
     }
     for (i, policy) in policies.iter().enumerate() {
         let at = at.index(i);
-        if !matches!(policy.type_.as_str(), "Pods" | "Percent") {
-            errors.not_supported_in_order(&at.child("type"), &policy.type_, &["Percent", "Pods"]);
-        }
+        facts::check(errors, &at, policy, &["type"]);
         for (field, value) in [("value", policy.value), ("periodSeconds", policy.period_seconds)] {
             if value <= 0 {
                 errors.invalid(&at.child(field), value, "must be greater than zero");

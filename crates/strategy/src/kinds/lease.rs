@@ -4,9 +4,9 @@ use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::jiff::Timestamp;
 use knarr_apimachinery::field::{ErrorList, Path};
 
-use super::checks::{NOT_GREATER_THAN_ZERO, not_negative_if_set, text};
+use super::checks::{NOT_GREATER_THAN_ZERO, text};
 use crate::table::{self, Cell, Column};
-use crate::{Part, Strategy};
+use crate::{Part, Strategy, facts};
 
 impl Strategy for Lease {
     fn set_defaults(&mut self) {
@@ -27,11 +27,7 @@ impl Strategy for Lease {
                 NOT_GREATER_THAN_ZERO,
             );
         }
-        not_negative_if_set(
-            &mut errors,
-            &path.child("leaseTransitions"),
-            spec.lease_transitions,
-        );
+        facts::check(&mut errors, &path, spec, &["leaseTransitions"]);
         errors
     }
 

@@ -6,13 +6,13 @@ use knarr_apimachinery::field::{ErrorList, Path};
 use knarr_cel::check::Type;
 
 use super::admission_policy::{
-    PolicyScope, check_conditions, check_failure_policy, check_match_constraints, check_mutable_operations,
-    check_param_kind, check_variables,
+    PolicyScope, check_conditions, check_match_constraints, check_mutable_operations, check_param_kind,
+    check_variables,
 };
 use super::checks::{text, update_generation};
 use super::webhook::set_match_defaults;
 use crate::table::{self, Cell, Column};
-use crate::{MetadataChecks, Part, Strategy};
+use crate::{MetadataChecks, Part, Strategy, facts};
 
 fn check_expressions(spec: &MutatingAdmissionPolicySpec, path: &Path, errors: &mut ErrorList) {
     let has_params = spec.param_kind.is_some();
@@ -86,7 +86,7 @@ impl Strategy for MutatingAdmissionPolicy {
         let mut errors = ErrorList::new();
         let spec = self.spec.clone().unwrap_or_default();
         let path = Path::new("spec");
-        check_failure_policy(spec.failure_policy.as_deref(), &path, &mut errors);
+        facts::check(&mut errors, &path, &spec, &["failurePolicy"]);
         check_match_constraints(spec.match_constraints.as_ref(), &path, &mut errors);
         check_mutable_operations(
             spec.match_constraints.as_ref(),
@@ -100,14 +100,7 @@ impl Strategy for MutatingAdmissionPolicy {
             );
         }
         check_expressions(&spec, &path, &mut errors);
-        const REINVOCATIONS: &[&str] = &["IfNeeded", "Never"];
-        match spec.reinvocation_policy.as_deref().unwrap_or_default() {
-            "" => errors.required(&path.child("reinvocationPolicy"), ""),
-            policy if !REINVOCATIONS.contains(&policy) => {
-                errors.not_supported(&path.child("reinvocationPolicy"), policy, REINVOCATIONS);
-            }
-            _ => {}
-        }
+        facts::check(&mut errors, &path, &spec, &["reinvocationPolicy"]);
         errors
     }
 

@@ -7,7 +7,7 @@ use knarr_apimachinery::field::{ErrorList, Path};
 use super::checks::update_generation;
 use super::webhook::{self, hook, webhook_defaults};
 use crate::table::{self, Cell, Column};
-use crate::{MetadataChecks, Part, Strategy};
+use crate::{MetadataChecks, Part, Strategy, facts};
 
 impl Strategy for MutatingWebhookConfiguration {
     fn set_defaults(&mut self) {
@@ -28,15 +28,7 @@ impl Strategy for MutatingWebhookConfiguration {
 
     fn validate(&self) -> ErrorList {
         let mut errors = webhook::validate(self.webhooks.iter().flatten().map(|h| hook!(h)));
-        const POLICIES: &[&str] = &["IfNeeded", "Never"];
-        for (i, hook) in self.webhooks.iter().flatten().enumerate() {
-            if let Some(policy) = &hook.reinvocation_policy
-                && !POLICIES.contains(&policy.as_str())
-            {
-                let path = Path::new("webhooks").index(i).child("reinvocationPolicy");
-                errors.not_supported_in_order(&path, policy, POLICIES);
-            }
-        }
+        facts::check(&mut errors, &Path::default(), self, &["webhooks"]);
         errors
     }
 

@@ -11,7 +11,7 @@ use super::checks::{
 };
 use super::warnings::cidr_warning;
 use crate::table::{self, Cell, Column};
-use crate::{Part, Strategy};
+use crate::{Part, Strategy, facts};
 
 impl Strategy for NetworkPolicy {
     fn set_defaults(&mut self) {
@@ -109,28 +109,18 @@ fn validate(policy: &NetworkPolicy, existing: &[String]) -> ErrorList {
             check_peer(peer, &path.child(field).index(i), existing, &mut errors);
         }
     }
-    const TYPES: &[&str] = &["Ingress", "Egress"];
     let types = spec.policy_types.as_deref().unwrap_or(&[]);
-    let path = path.child("policyTypes");
-    if types.len() > TYPES.len() {
+    if types.len() > 2 {
+        let path = path.child("policyTypes");
         errors.invalid(&path, json(types), "may not specify more than two policyTypes");
         return errors;
     }
-    for (i, of) in types.iter().enumerate() {
-        if !TYPES.contains(&of.as_str()) {
-            errors.not_supported_in_order(&path.index(i), of, TYPES);
-        }
-    }
+    facts::check(&mut errors, &path, &spec, &["policyTypes"]);
     errors
 }
 
 fn check_port(port: &NetworkPolicyPort, path: &Path, errors: &mut ErrorList) {
-    const PROTOCOLS: &[&str] = &["TCP", "UDP", "SCTP"];
-    if let Some(protocol) = &port.protocol
-        && !PROTOCOLS.contains(&protocol.as_str())
-    {
-        errors.not_supported_in_order(&path.child("protocol"), protocol, PROTOCOLS);
-    }
+    facts::check(errors, path, port, &["protocol"]);
     let at = path.child("endPort");
     if let Some(first) = &port.port {
         port_number_or_name(errors, &path.child("port"), first);

@@ -14,7 +14,7 @@ use super::checks::{Json, cidr, drop_empty, json, qualified_name, text};
 use super::pod::validate_resource_quantity;
 use super::warnings::cidr_warning;
 use crate::table::{self, Cell, Column};
-use crate::{MetadataChecks, Part, Strategy};
+use crate::{MetadataChecks, Part, Strategy, facts};
 
 const ROLE_PREFIX: &str = "node-role.kubernetes.io/";
 const ROLE_LABEL: &str = "kubernetes.io/role";
@@ -305,15 +305,7 @@ impl NodeExt for Node {
             if !messages.is_empty() {
                 errors.invalid(&path.child("value"), value, messages.join(";"));
             }
-            match taint.effect.as_str() {
-                "NoSchedule" | "PreferNoSchedule" | "NoExecute" => {}
-                "" => errors.required(&path.child("effect"), ""),
-                other => errors.not_supported_in_order(
-                    &path.child("effect"),
-                    other,
-                    &["NoSchedule", "PreferNoSchedule", "NoExecute"],
-                ),
-            }
+            facts::check(errors, &path, taint, &["effect"]);
             if !seen.insert((&taint.key, &taint.effect)) {
                 errors.push(FieldError {
                     cause: Cause::Duplicate,

@@ -9,15 +9,14 @@ use knarr_apimachinery::field::{ErrorList, Path};
 use knarr_apimachinery::quantity;
 
 use super::checks::{Json, basic_resource, dns_subdomain, immutable, json, positive_quantity, text};
-use super::persistent_volume_claim::{CLASS_ANNOTATION, VOLUME_MODES, access_modes, short_modes};
+use super::persistent_volume_claim::{CLASS_ANNOTATION, access_modes, short_modes};
 use super::pod::internal;
 use super::warnings::deprecated_label;
 use crate::table::{self, Cell, Column};
-use crate::{MetadataChecks, Part, Strategy};
+use crate::{MetadataChecks, Part, Strategy, facts};
 
 mod source;
 
-const POLICIES: &[&str] = &["Delete", "Recycle", "Retain"];
 /// The deprecated annotation for mount options.
 const MOUNT_OPTIONS: &str = "volume.beta.kubernetes.io/mount-options";
 
@@ -346,11 +345,7 @@ fn validate_spec(spec: &PersistentVolumeSpec, name: &str, errors: &mut ErrorList
         basic_resource(errors, &at.key(name), amount);
         positive_quantity(errors, &at.key(name), amount);
     }
-    let policy = text(&spec.persistent_volume_reclaim_policy);
-    let at = path.child("persistentVolumeReclaimPolicy");
-    if !policy.is_empty() && !POLICIES.contains(&policy) {
-        errors.not_supported_in_order(&at, policy, POLICIES);
-    }
+    facts::check(errors, &path, spec, &["persistentVolumeReclaimPolicy"]);
     if let Some(affinity) = &spec.node_affinity {
         let required = path.child("nodeAffinity").child("required");
         match &affinity.required {
@@ -359,7 +354,9 @@ fn validate_spec(spec: &PersistentVolumeSpec, name: &str, errors: &mut ErrorList
         }
     }
     source::validate(spec, name, &path, errors);
+    let policy = text(&spec.persistent_volume_reclaim_policy);
     if spec.host_path.as_ref().is_some_and(|h| is_root(&h.path)) && policy == "Recycle" {
+        let at = path.child("persistentVolumeReclaimPolicy");
         errors.forbidden(&at, "may not be 'recycle' for a hostPath mount of '/'");
     }
     if !text(&spec.storage_class_name).is_empty() {
@@ -369,11 +366,7 @@ fn validate_spec(spec: &PersistentVolumeSpec, name: &str, errors: &mut ErrorList
             text(&spec.storage_class_name),
         );
     }
-    if let Some(mode) = &spec.volume_mode
-        && !VOLUME_MODES.contains(&mode.as_str())
-    {
-        errors.not_supported_in_order(&path.child("volumeMode"), mode, VOLUME_MODES);
-    }
+    facts::check(errors, &path, spec, &["volumeMode"]);
     if let Some(class) = &spec.volume_attributes_class_name {
         let at = path.child("volumeAttributesClassName");
         if class.is_empty() {

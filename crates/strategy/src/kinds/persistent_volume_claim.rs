@@ -23,7 +23,6 @@ pub(super) const ACCESS_MODES: &[&str] = &[
     "ReadWriteOnce",
     "ReadWriteOncePod",
 ];
-pub(super) const VOLUME_MODES: &[&str] = &["Block", "Filesystem"];
 /// The deprecated annotation for the name of the StorageClass.
 pub(super) const CLASS_ANNOTATION: &str = "volume.beta.kubernetes.io/storage-class";
 const STORAGE: &str = "storage";

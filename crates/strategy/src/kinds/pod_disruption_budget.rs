@@ -6,11 +6,11 @@ use k8s_openapi::jiff::Timestamp;
 use knarr_apimachinery::field::{ErrorList, Path};
 
 use super::checks::{
-    Json, conditions, json, json_selector, label_selector, not_more_than_100_percent, not_negative_if_set,
+    Json, conditions, json, json_selector, label_selector, not_more_than_100_percent,
     not_negative_or_percent, update_generation,
 };
 use crate::table::{self, Cell, Column};
-use crate::{MetadataChecks, Part, Strategy};
+use crate::{MetadataChecks, Part, Strategy, facts};
 
 impl Strategy for PodDisruptionBudget {
     fn set_defaults(&mut self) {
@@ -66,12 +66,7 @@ impl Strategy for PodDisruptionBudget {
         if let Some(selector) = &spec.selector {
             label_selector(&mut errors, &path.child("selector"), selector);
         }
-        const POLICIES: &[&str] = &["AlwaysAllow", "IfHealthyBudget"];
-        if let Some(policy) = &spec.unhealthy_pod_eviction_policy
-            && !POLICIES.contains(&policy.as_str())
-        {
-            errors.not_supported_in_order(&path.child("unhealthyPodEvictionPolicy"), policy, POLICIES);
-        }
+        facts::check(&mut errors, &path, &spec, &["unhealthyPodEvictionPolicy"]);
         errors
     }
 
@@ -87,14 +82,7 @@ impl Strategy for PodDisruptionBudget {
             &path.child("conditions"),
             status.conditions.as_deref(),
         );
-        for (field, count) in [
-            ("disruptionsAllowed", status.disruptions_allowed),
-            ("currentHealthy", status.current_healthy),
-            ("desiredHealthy", status.desired_healthy),
-            ("expectedPods", status.expected_pods),
-        ] {
-            not_negative_if_set(&mut errors, &path.child(field), count);
-        }
+        facts::check(&mut errors, &Path::default(), self, &["status"]);
         errors
     }
 

@@ -4,10 +4,10 @@ use k8s_openapi::api::apps::v1::ReplicaSet;
 use k8s_openapi::jiff::Timestamp;
 use knarr_apimachinery::field::{ErrorList, Path};
 
-use super::checks::{drop_empty, immutable_selector, not_negative_if_set, spec_and_status};
+use super::checks::{drop_empty, immutable_selector, spec_and_status};
 use super::template::{self, ReplicaCounts};
 use crate::table::{self, Cell, Column};
-use crate::{Part, Strategy};
+use crate::{Part, Strategy, facts};
 
 impl Strategy for ReplicaSet {
     fn set_defaults(&mut self) {
@@ -24,12 +24,7 @@ impl Strategy for ReplicaSet {
         let mut errors = ErrorList::new();
         let spec = self.spec.clone().unwrap_or_default();
         let path = Path::new("spec");
-        not_negative_if_set(&mut errors, &path.child("replicas"), spec.replicas);
-        not_negative_if_set(
-            &mut errors,
-            &path.child("minReadySeconds"),
-            spec.min_ready_seconds,
-        );
+        facts::check(&mut errors, &path, &spec, &["replicas", "minReadySeconds"]);
         // The error message of v1.36 names a deployment here as well.
         template::validate_selected(&spec.selector, spec.template.as_ref(), "deployment", &mut errors);
         template::no_deadline(spec.template.as_ref(), "ReplicaSet", &mut errors);

@@ -5,10 +5,10 @@ use k8s_openapi::api::core::v1::ReplicationController;
 use k8s_openapi::jiff::Timestamp;
 use knarr_apimachinery::field::{ErrorList, Path};
 
-use super::checks::{drop_empty, not_negative_if_set, spec_and_status};
+use super::checks::{drop_empty, spec_and_status};
 use super::template::{self, ReplicaCounts};
 use crate::table::{self, Cell, Column};
-use crate::{Part, Strategy};
+use crate::{Part, Strategy, facts};
 
 impl Strategy for ReplicationController {
     fn set_defaults(&mut self) {
@@ -40,16 +40,12 @@ impl Strategy for ReplicationController {
         let mut errors = ErrorList::new();
         let spec = self.spec.clone().unwrap_or_default();
         let path = Path::new("spec");
-        not_negative_if_set(
-            &mut errors,
-            &path.child("minReadySeconds"),
-            spec.min_ready_seconds,
-        );
-        let selector = spec.selector.unwrap_or_default();
+        facts::check(&mut errors, &path, &spec, &["minReadySeconds"]);
+        let selector = spec.selector.clone().unwrap_or_default();
         if selector.is_empty() {
             errors.required(&path.child("selector"), "");
         }
-        not_negative_if_set(&mut errors, &path.child("replicas"), spec.replicas);
+        facts::check(&mut errors, &path, &spec, &["replicas"]);
         template::validate_selected_by_map(&selector, spec.template.as_ref(), &mut errors);
         template::no_deadline(spec.template.as_ref(), "ReplicationController", &mut errors);
         errors

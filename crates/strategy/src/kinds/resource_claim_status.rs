@@ -15,6 +15,7 @@ use super::checks::{conditions, dns_label, immutable};
 use super::device_requests::{
     self, at_most, binding_conditions, configuration, driver_data, driver_name, pool_name, references, unique,
 };
+use crate::facts;
 
 const RESERVED_FOR_MAX: usize = 256;
 const RESULTS_MAX: usize = 32;
@@ -24,7 +25,6 @@ const CONDITIONS_MAX: usize = 8;
 const ADDRESSES_MAX: usize = 16;
 const INTERFACE_NAME_MAX_BYTES: usize = 256;
 const HARDWARE_ADDRESS_MAX_BYTES: usize = 128;
-const SOURCES: &[&str] = &["FromClaim", "FromClass"];
 
 /// A device, or a share of one that several claims use, as messages show it.
 fn shown(driver: &str, pool: &str, device: &str, share: Option<&str>) -> String {
@@ -128,13 +128,7 @@ fn allocation(errors: &mut ErrorList, path: &Path, allocation: &AllocationResult
         if at_most(errors, &at, configurations, CONFIGURATIONS_MAX) {
             for (i, of) in configurations.iter().enumerate() {
                 let at = at.index(i);
-                match of.source.as_str() {
-                    "" => errors.required(&at.child("source"), ""),
-                    source if !SOURCES.contains(&source) => {
-                        errors.not_supported(&at.child("source"), source, SOURCES);
-                    }
-                    _ => {}
-                }
+                facts::check(errors, &at, of, &["source"]);
                 let requests = of.requests.as_deref().unwrap_or_default();
                 references(errors, &at.child("requests"), requests, names);
                 configuration(errors, &at, of.opaque.as_ref());

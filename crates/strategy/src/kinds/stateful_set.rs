@@ -6,14 +6,12 @@ use k8s_openapi::jiff::Timestamp;
 use knarr_apimachinery::field::{ErrorList, Path};
 use knarr_apimachinery::names;
 
-use super::checks::{
-    Json, dns_label, drop_empty, json, not_negative, not_negative_if_set, text, update_generation,
-};
+use super::checks::{Json, dns_label, drop_empty, json, text, update_generation};
 use super::persistent_volume_claim::claim_spec_warnings;
 use super::template::{self, ReplicaCounts};
 use super::{deployment, persistent_volume_claim};
 use crate::table::{self, Cell, Column};
-use crate::{Part, Strategy};
+use crate::{Part, Strategy, facts};
 
 const IMMUTABLE_SPEC: &str = "updates to statefulset spec for fields other than 'replicas', 'ordinals', 'template', \
 'updateStrategy', 'revisionHistoryLimit', 'persistentVolumeClaimRetentionPolicy' and 'minReadySeconds' are forbidden";
@@ -195,28 +193,13 @@ fn validate_spec(spec: &StatefulSetSpec) -> ErrorList {
         ),
     }
     update_strategy(spec, &mut errors);
-    if let Some(retention) = &spec.persistent_volume_claim_retention_policy {
-        let path = path.child("persistentVolumeClaimRetentionPolicy");
-        for (field, when) in [
-            ("whenDeleted", &retention.when_deleted),
-            ("whenScaled", &retention.when_scaled),
-        ] {
-            let when = text(when);
-            if !matches!(when, "Retain" | "Delete") {
-                errors.not_supported_in_order(&path.child(field), when, &["Retain", "Delete"]);
-            }
-        }
-    }
-    not_negative_if_set(&mut errors, &path.child("replicas"), spec.replicas);
-    not_negative_if_set(
-        &mut errors,
-        &path.child("minReadySeconds"),
-        spec.min_ready_seconds,
-    );
-    if let Some(ordinals) = &spec.ordinals {
-        let path = path.child("ordinals.start");
-        not_negative(&mut errors, &path, ordinals.start.unwrap_or(0));
-    }
+    const FACTS: &[&str] = &[
+        "persistentVolumeClaimRetentionPolicy",
+        "replicas",
+        "minReadySeconds",
+        "ordinals",
+    ];
+    facts::check(&mut errors, &path, spec, FACTS);
     let template = template_with_claims(spec);
     template::validate_selected(&spec.selector, Some(&template), "statefulset", &mut errors);
     template::no_deadline(Some(&template), "StatefulSet", &mut errors);
@@ -250,7 +233,7 @@ fn update_strategy(spec: &StatefulSetSpec, errors: &mut ErrorList) {
         "RollingUpdate" => {
             let path = path.child("rollingUpdate");
             let Some(rolling) = rolling else { return };
-            not_negative_if_set(errors, &path.child("partition"), rolling.partition);
+            facts::check(errors, &path, rolling, &["partition"]);
         }
         other => errors.invalid(
             &path,

@@ -10,7 +10,7 @@ use knarr_apimachinery::field::{ErrorList, Path};
 use super::checks::{drop_empty, immutable, json, qualified_name, text};
 use super::warnings::deprecated_label;
 use crate::table::{self, Cell, Column};
-use crate::{MetadataChecks, Part, Strategy};
+use crate::{MetadataChecks, Part, Strategy, facts};
 
 const DEFAULT_ANNOTATIONS: [&str; 2] = [
     "storageclass.kubernetes.io/is-default-class",
@@ -35,14 +35,7 @@ impl Strategy for StorageClass {
         if !policy.is_empty() && !POLICIES.contains(&policy) {
             errors.not_supported_in_order(&Path::new("reclaimPolicy"), policy, POLICIES);
         }
-        const MODES: &[&str] = &["Immediate", "WaitForFirstConsumer"];
-        match &self.volume_binding_mode {
-            None => errors.required(&Path::new("volumeBindingMode"), ""),
-            Some(mode) if !MODES.contains(&mode.as_str()) => {
-                errors.not_supported_in_order(&Path::new("volumeBindingMode"), mode, MODES);
-            }
-            Some(_) => {}
-        }
+        facts::check(&mut errors, &Path::default(), self, &["volumeBindingMode"]);
         let topologies = self.allowed_topologies.as_deref().unwrap_or_default();
         allowed_topologies(topologies, &mut errors);
         errors

@@ -8,16 +8,12 @@ use knarr_apimachinery::field::{ErrorList, Path};
 use knarr_cel::check::Type;
 
 use super::admission_policy::{
-    PolicyScope, check_conditions, check_failure_policy, check_match_constraints, check_param_kind,
-    check_variables,
+    PolicyScope, check_conditions, check_match_constraints, check_param_kind, check_variables,
 };
 use super::checks::{conditions, text, update_generation};
 use super::webhook::set_match_defaults;
 use crate::table::{self, Cell, Column};
-use crate::{MetadataChecks, Part, Strategy};
-
-/// The supported values of `reason`; `Unauthorized` is not one of them although the API documentation lists it.
-const REASONS: [&str; 3] = ["Forbidden", "Invalid", "RequestEntityTooLarge"];
+use crate::{MetadataChecks, Part, Strategy, facts};
 
 /// Maximum length of the expression of an audit annotation in bytes.
 const ANNOTATION_MAX_BYTES: usize = 5 * 1024;
@@ -82,11 +78,7 @@ fn check_expressions(policy: &ValidatingAdmissionPolicy, path: &Path, errors: &m
             }
             _ => {}
         }
-        if let Some(reason) = validation.reason.as_deref()
-            && !REASONS.contains(&reason)
-        {
-            errors.not_supported(&at.child("reason"), reason, &REASONS);
-        }
+        facts::check(errors, &at, validation, &["reason"]);
     }
     let annotations = spec.audit_annotations.as_deref().unwrap_or_default();
     if annotations.len() > ANNOTATIONS_MAX {
@@ -162,7 +154,7 @@ impl Strategy for ValidatingAdmissionPolicy {
         let mut errors = ErrorList::new();
         let spec = self.spec.clone().unwrap_or_default();
         let path = Path::new("spec");
-        check_failure_policy(spec.failure_policy.as_deref(), &path, &mut errors);
+        facts::check(&mut errors, &path, &spec, &["failurePolicy"]);
         check_match_constraints(spec.match_constraints.as_ref(), &path, &mut errors);
         let annotated = spec.audit_annotations.as_ref().is_some_and(|a| !a.is_empty());
         let checked = spec.validations.as_ref().is_some_and(|v| !v.is_empty());

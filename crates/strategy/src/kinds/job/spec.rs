@@ -8,9 +8,8 @@ use k8s_openapi::api::batch::v1::{
 };
 use knarr_apimachinery::field::{Cause, ErrorList, FieldError, Path};
 
-use crate::kinds::checks::{
-    domain_prefixed_path, json, json_list, not_negative_if_set, qualified_name, text,
-};
+use crate::facts;
+use crate::kinds::checks::{domain_prefixed_path, json, json_list, not_negative, qualified_name, text};
 use crate::kinds::template;
 
 /// Number of completions above which stricter limits apply.
@@ -28,23 +27,16 @@ const MAX_INDEXES_BYTES: usize = 64 * 1024;
 const NEEDS_INDEXED: &str = "requires indexed completion mode";
 
 pub(in crate::kinds) fn validate(spec: &JobSpec, path: &Path, errors: &mut ErrorList) {
-    for (field, value) in [
-        ("parallelism", spec.parallelism.map(i64::from)),
-        ("completions", spec.completions.map(i64::from)),
-        ("activeDeadlineSeconds", spec.active_deadline_seconds),
-        ("backoffLimit", spec.backoff_limit.map(i64::from)),
-        (
-            "ttlSecondsAfterFinished",
-            spec.ttl_seconds_after_finished.map(i64::from),
-        ),
-        (
-            "backoffLimitPerIndex",
-            spec.backoff_limit_per_index.map(i64::from),
-        ),
-        ("maxFailedIndexes", spec.max_failed_indexes.map(i64::from)),
-    ] {
-        not_negative_if_set(errors, &path.child(field), value);
-    }
+    const FACTS: &[&str] = &[
+        "parallelism",
+        "completions",
+        "activeDeadlineSeconds",
+        "backoffLimit",
+        "ttlSecondsAfterFinished",
+        "backoffLimitPerIndex",
+        "maxFailedIndexes",
+    ];
+    facts::check(errors, path, spec, FACTS);
     if spec.max_failed_indexes.is_some() && spec.backoff_limit_per_index.is_none() {
         errors.required(
             &path.child("backoffLimitPerIndex"),
@@ -342,7 +334,7 @@ fn success_rule(rule: &SuccessPolicyRule, completions: i32, path: &Path, errors:
     }
     if let Some(count) = rule.succeeded_count {
         let path = path.child("succeededCount");
-        not_negative_if_set(errors, &path, Some(count));
+        not_negative(errors, &path, count);
         if count > completions {
             errors.invalid(
                 &path,

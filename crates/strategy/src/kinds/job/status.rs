@@ -9,7 +9,8 @@ use knarr_apimachinery::field::{Cause, ErrorList, FieldError, Path};
 
 use super::is_condition_true;
 use super::spec::{count_indexes, intervals};
-use crate::kinds::checks::{json, not_negative_if_set, text};
+use crate::facts;
+use crate::kinds::checks::{json, text};
 
 struct StatusValidator<'a> {
     job: &'a Job,
@@ -69,15 +70,8 @@ impl StatusValidator<'_> {
 
     fn counts(&mut self) {
         let s = &self.status;
-        for (field, count) in [
-            ("active", s.active),
-            ("succeeded", s.succeeded),
-            ("failed", s.failed),
-            ("ready", s.ready),
-            ("terminating", s.terminating),
-        ] {
-            not_negative_if_set(&mut self.errors, &path(field), count);
-        }
+        const FACTS: &[&str] = &["active", "succeeded", "failed", "ready", "terminating"];
+        facts::check(&mut self.errors, &Path::new("status"), s, FACTS);
         let mut seen = BTreeSet::new();
         let pods = s.uncounted_terminated_pods.iter();
         let at = path("uncountedTerminatedPods");

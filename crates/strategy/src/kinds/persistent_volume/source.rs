@@ -9,6 +9,7 @@ use k8s_openapi::api::core::v1::{
 use knarr_apimachinery::field::{ErrorList, Path};
 use knarr_apimachinery::names;
 
+use crate::facts;
 use crate::kinds::checks::{dns_label, dns_subdomain, text};
 use crate::kinds::pod::validation::local_paths::no_backsteps;
 use crate::kinds::pod::validation::volumes::host_path;
@@ -84,8 +85,7 @@ pub(super) fn validate(spec: &PersistentVolumeSpec, name: &str, path: &Path, err
     sources! {
         azure_file: "azureFile" => |v: &k8s_openapi::api::core::v1::AzureFilePersistentVolumeSource, p, e| {
             let at = p.child("azureFile");
-            required(&v.secret_name, &at.child("secretName"), e);
-            required(&v.share_name, &at.child("shareName"), e);
+            facts::check(e, &at, v, &["secretName", "shareName"]);
             if v.secret_namespace.as_deref() == Some("") {
                 e.required(&at.child("secretNamespace"), "");
             }
@@ -103,10 +103,7 @@ pub(super) fn validate(spec: &PersistentVolumeSpec, name: &str, path: &Path, err
         };
         azure_disk: "azureDisk" => |v: &_, p, e| plugins::azure_disk(v, &p.child("azureDisk"), e);
         scale_io: "scaleIO" => |v: &k8s_openapi::api::core::v1::ScaleIOPersistentVolumeSource, p, e| {
-            let at = p.child("scaleIO");
-            required(&v.gateway, &at.child("gateway"), e);
-            required(&v.system, &at.child("system"), e);
-            required(text(&v.volume_name), &at.child("volumeName"), e);
+            facts::check(e, &p.child("scaleIO"), v, &["gateway", "system", "volumeName"]);
         };
     }
     if let Some(source) = &spec.local {
@@ -147,8 +144,7 @@ pub(super) fn supports_mount_options(spec: &PersistentVolumeSpec) -> bool {
 }
 
 fn glusterfs(v: &GlusterfsPersistentVolumeSource, path: &Path, errors: &mut ErrorList) {
-    required(&v.endpoints, &path.child("endpoints"), errors);
-    required(&v.path, &path.child("path"), errors);
+    facts::check(errors, path, v, &["endpoints", "path"]);
     let Some(namespace) = v.endpoints_namespace.as_deref() else {
         return;
     };
@@ -278,7 +274,6 @@ fn csi(v: &CSIPersistentVolumeSource, path: &Path, errors: &mut ErrorList) {
 /// Checks a reference to a Secret, which needs a name and a namespace.
 fn named_secret(secret: Option<&SecretReference>, path: &Path, errors: &mut ErrorList) {
     if let Some(secret) = secret {
-        required(text(&secret.name), &path.child("name"), errors);
-        required(text(&secret.namespace), &path.child("namespace"), errors);
+        facts::check(errors, path, secret, &["name", "namespace"]);
     }
 }

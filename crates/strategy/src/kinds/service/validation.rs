@@ -10,6 +10,7 @@ use super::{
     NOT_EXTERNAL_NAME, ONLY_LOAD_BALANCER, SOURCE_RANGES_ANNOTATION, externally_accessible, is_headless,
     needs_cluster_ip, needs_health_check, spec_of, type_of,
 };
+use crate::facts;
 use crate::kinds::checks::{
     self, Json, PROTOCOLS, cidr, dns_subdomain, endpoint_ip, ip, json, json_list, qualified_name, text,
 };
@@ -229,12 +230,7 @@ pub(in crate::kinds) fn cluster_ip_fields(service: &Service, old: Option<&Servic
             errors.duplicate(&path, family);
         }
     }
-    const POLICIES: &[&str] = &["PreferDualStack", "RequireDualStack", "SingleStack"];
-    if let Some(policy) = &spec.ip_family_policy
-        && !POLICIES.contains(&policy.as_str())
-    {
-        errors.not_supported_in_order(&path.child("ipFamilyPolicy"), policy, POLICIES);
-    }
+    facts::check(&mut errors, &path, &spec, &["ipFamilyPolicy"]);
     let existing = old.map(spec_of).and_then(|o| o.cluster_ips).unwrap_or_default();
     let mut all_valid = true;
     for (i, address) in ips.iter().enumerate() {
@@ -350,12 +346,7 @@ fn traffic(service: &Service, spec: &ServiceSpec, errors: &mut ErrorList) {
         }
         _ => {}
     }
-    const DISTRIBUTIONS: &[&str] = &["PreferClose", "PreferSameZone", "PreferSameNode"];
-    if let Some(distribution) = &spec.traffic_distribution
-        && !DISTRIBUTIONS.contains(&distribution.as_str())
-    {
-        errors.not_supported_in_order(&path.child("trafficDistribution"), distribution, DISTRIBUTIONS);
-    }
+    facts::check(errors, &path, spec, &["trafficDistribution"]);
 }
 
 /// Checks that the primary cluster IP did not change; a secondary one may be added or released.

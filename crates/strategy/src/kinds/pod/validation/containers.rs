@@ -11,6 +11,7 @@ use knarr_apimachinery::field::{ErrorList, Path};
 use knarr_apimachinery::names;
 
 use super::{all_invalid, env, handlers, mounts, one_of, resource_requirements, security, text};
+use crate::facts;
 use crate::kinds::pod::as_container;
 
 /// Maximum number of restart policy rules of one container.
@@ -190,12 +191,7 @@ fn common(container: &Container, pod: &PodContext<'_>, path: &Path, errors: &mut
     if text(&container.image).is_empty() {
         errors.required(&path.child("image"), "");
     }
-    one_of(
-        text(&container.termination_message_policy),
-        &["File", "FallbackToLogsOnError"],
-        &path.child("terminationMessagePolicy"),
-        errors,
-    );
+    facts::check(errors, path, container, &["terminationMessagePolicy"]);
     ports(
         container.ports.as_deref().unwrap_or_default(),
         &path.child("ports"),
@@ -213,12 +209,7 @@ fn common(container: &Container, pod: &PodContext<'_>, path: &Path, errors: &mut
     );
     mounts::mounts(container, pod.volumes, &path.child("volumeMounts"), errors);
     mounts::devices(container, pod.volumes, &path.child("volumeDevices"), errors);
-    one_of(
-        text(&container.image_pull_policy),
-        &["Always", "IfNotPresent", "Never"],
-        &path.child("imagePullPolicy"),
-        errors,
-    );
+    facts::check(errors, path, container, &["imagePullPolicy"]);
     if let Some(resources) = &container.resources {
         resource_requirements::container(resources, pod.claims, &path.child("resources"), errors);
     }
@@ -272,11 +263,7 @@ fn ports(ports: &[ContainerPort], path: &Path, errors: &mut ErrorList) {
                 errors.invalid(&at.child("hostPort"), host_port, detail);
             }
         }
-        match text(&port.protocol) {
-            "" => errors.required(&at.child("protocol"), ""),
-            "TCP" | "UDP" | "SCTP" => {}
-            other => errors.not_supported(&at.child("protocol"), other, &["TCP", "UDP", "SCTP"]),
-        }
+        facts::check(errors, &at, port, &["protocol"]);
     }
 }
 
@@ -339,18 +326,13 @@ fn restart_policy(container: &Container, path: &Path, errors: &mut ErrorList) {
     }
     for (i, rule) in rules.iter().enumerate() {
         let at = rules_at.index(i);
-        let actions = ["Restart", "RestartAllContainers"];
-        if !actions.contains(&rule.action.as_str()) {
-            errors.not_supported(&at.child("action"), &rule.action, &actions);
-        }
+        facts::check(errors, &at, rule, &["action"]);
         let at = at.child("exitCodes");
         let Some(codes) = &rule.exit_codes else {
             errors.required(&at, "must be specified");
             continue;
         };
-        if !matches!(codes.operator.as_str(), "In" | "NotIn") {
-            errors.not_supported(&at.child("operator"), &codes.operator, &["In", "NotIn"]);
-        }
+        facts::check(errors, &at, codes, &["operator"]);
         let count = codes.values.as_ref().map_or(0, Vec::len);
         if count > EXIT_CODES_MAX {
             errors.too_many(&at.child("values"), count, EXIT_CODES_MAX);

@@ -8,6 +8,7 @@ use knarr_apimachinery::field::{ErrorList, Path};
 use knarr_apimachinery::names;
 
 use super::{all_invalid, text};
+use crate::facts;
 
 /// Signals that are valid as `stopSignal` of a Linux container.
 const SIGNALS: [&str; 65] = [
@@ -171,18 +172,14 @@ fn probe(probe: &Probe, path: &Path, errors: &mut ErrorList) {
         probe.grpc.as_ref().map(|grpc| Action::Grpc(grpc.port)),
     ];
     handler(actions.into_iter().flatten().collect(), None, path, errors);
-    for (field, value) in [
-        ("initialDelaySeconds", probe.initial_delay_seconds),
-        ("timeoutSeconds", probe.timeout_seconds),
-        ("periodSeconds", probe.period_seconds),
-        ("successThreshold", probe.success_threshold),
-        ("failureThreshold", probe.failure_threshold),
-    ] {
-        let value = value.unwrap_or(0);
-        if value < 0 {
-            errors.invalid(&path.child(field), value, "must be greater than or equal to 0");
-        }
-    }
+    const FACTS: &[&str] = &[
+        "initialDelaySeconds",
+        "timeoutSeconds",
+        "periodSeconds",
+        "successThreshold",
+        "failureThreshold",
+    ];
+    facts::check(errors, path, probe, FACTS);
     if let Some(grace) = probe.termination_grace_period_seconds
         && grace <= 0
     {

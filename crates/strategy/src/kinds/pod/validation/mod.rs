@@ -30,6 +30,7 @@ use knarr_apimachinery::meta;
 use knarr_apimachinery::names;
 
 use super::{as_container, text};
+use crate::facts;
 
 pub(super) use annotations::{SECCOMP_CONTAINER, SECCOMP_POD};
 pub(crate) use resource_requirements::container_resource_name;
@@ -171,18 +172,7 @@ pub fn validate_pod_spec(spec: &PodSpec, meta: Option<&ObjectMeta>, path: &Path)
     containers::ephemeral_containers(&pod, &path.child("ephemeralContainers"), e);
     resource_requirements::pod_level(spec, &claims, &path.child("resources"), e);
     network::host_ports(spec, is_pod, path, e);
-    one_of(
-        text(&spec.restart_policy),
-        &["Always", "OnFailure", "Never"],
-        &path.child("restartPolicy"),
-        e,
-    );
-    one_of(
-        text(&spec.dns_policy),
-        &["ClusterFirstWithHostNet", "ClusterFirst", "Default", "None"],
-        &path.child("dnsPolicy"),
-        e,
-    );
+    facts::check(e, path, spec, &["restartPolicy", "dnsPolicy"]);
     e.extend(meta::labels(
         spec.node_selector.as_ref(),
         &path.child("nodeSelector"),

@@ -7,6 +7,7 @@ use knarr_apimachinery::field::{ErrorList, Path};
 
 use super::local_paths::local_descending_path;
 use super::text;
+use crate::facts;
 
 type Volumes<'a> = BTreeMap<&'a str, &'a Volume>;
 
@@ -57,6 +58,7 @@ pub(super) fn mounts(container: &Container, known: &Volumes<'_>, path: &Path, er
             }
             local_descending_path(expression, &path.child("subPathExpr"), errors);
         }
+        facts::check(errors, path, mount, &["mountPropagation"]);
         propagation(mount, container, &path.child("mountPropagation"), errors);
         recursive_read_only(mount, &path.child("recursiveReadOnly"), errors);
     }
@@ -66,9 +68,6 @@ fn propagation(mount: &VolumeMount, container: &Container, path: &Path, errors: 
     let Some(mode) = mount.mount_propagation.as_deref() else {
         return;
     };
-    if !matches!(mode, "Bidirectional" | "HostToContainer" | "None") {
-        errors.not_supported(path, mode, &["Bidirectional", "HostToContainer", "None"]);
-    }
     let privileged = container.security_context.as_ref().and_then(|c| c.privileged) == Some(true);
     if mode == "Bidirectional" && !privileged {
         errors.forbidden(

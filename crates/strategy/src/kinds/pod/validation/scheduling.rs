@@ -9,8 +9,7 @@ use knarr_apimachinery::meta;
 use knarr_apimachinery::names;
 
 use super::{all_invalid, text};
-
-const TAINT_EFFECTS: [&str; 3] = ["NoSchedule", "PreferNoSchedule", "NoExecute"];
+use crate::facts;
 
 /// Validates tolerations at `path`.
 pub fn validate_tolerations(tolerations: &[Toleration], path: &Path) -> ErrorList {
@@ -58,9 +57,7 @@ pub fn validate_tolerations(tolerations: &[Toleration], path: &Path) -> ErrorLis
             }
             other => errors.not_supported_in_order(&operator_at, other, &["Equal", "Exists"]),
         }
-        if !effect.is_empty() && !TAINT_EFFECTS.contains(&effect) {
-            errors.not_supported_in_order(&at.child("effect"), effect, &TAINT_EFFECTS);
-        }
+        facts::check(&mut errors, &at, toleration, &["effect"]);
     }
     errors
 }
@@ -106,14 +103,8 @@ fn spread_constraint(constraint: &TopologySpreadConstraint, path: &Path, errors:
     if constraint.topology_key.is_empty() {
         errors.required(&path.child("topologyKey"), "can not be empty");
     }
+    facts::check(errors, path, constraint, &["whenUnsatisfiable"]);
     let action = constraint.when_unsatisfiable.as_str();
-    if !matches!(action, "DoNotSchedule" | "ScheduleAnyway") {
-        errors.not_supported(
-            &path.child("whenUnsatisfiable"),
-            action,
-            &["DoNotSchedule", "ScheduleAnyway"],
-        );
-    }
     if let Some(domains) = constraint.min_domains {
         let at = path.child("minDomains");
         if domains <= 0 {
@@ -127,16 +118,8 @@ fn spread_constraint(constraint: &TopologySpreadConstraint, path: &Path, errors:
             );
         }
     }
-    for (field, policy) in [
-        ("nodeAffinityPolicy", &constraint.node_affinity_policy),
-        ("nodeTaintsPolicy", &constraint.node_taints_policy),
-    ] {
-        if let Some(policy) = policy
-            && !matches!(policy.as_str(), "Honor" | "Ignore")
-        {
-            errors.not_supported(&path.child(field), policy, &["Honor", "Ignore"]);
-        }
-    }
+    const POLICIES: &[&str] = &["nodeAffinityPolicy", "nodeTaintsPolicy"];
+    facts::check(errors, path, constraint, POLICIES);
     let keys = constraint.match_label_keys.as_deref().unwrap_or_default();
     match_label_keys(keys, &[], constraint.label_selector.as_ref(), path, errors);
     errors.extend(meta::label_selector(

@@ -10,6 +10,7 @@ use knarr_apimachinery::names;
 
 use super::local_paths::local_descending_path;
 use super::{every_container, windows};
+use crate::facts;
 use crate::kinds::pod::internal;
 
 /// Maximum length of a sysctl's name in bytes.
@@ -26,14 +27,6 @@ fn ids(list: &[(&str, Option<i64>)], path: &Path, errors: &mut ErrorList) {
                 errors.invalid(&path.child(field), id, detail);
             }
         }
-    }
-}
-
-fn policy(value: Option<&String>, supported: &[&str], path: &Path, errors: &mut ErrorList) {
-    if let Some(value) = value
-        && !supported.contains(&value.as_str())
-    {
-        errors.not_supported(path, value, supported);
     }
 }
 
@@ -62,12 +55,7 @@ pub(super) fn pod(spec: &PodSpec, path: &Path, errors: &mut ErrorList) {
         );
     }
     sysctls(spec, context, &path.child("sysctls"), errors);
-    policy(
-        context.fs_group_change_policy.as_ref(),
-        &["OnRootMismatch", "Always"],
-        &path.child("fsGroupChangePolicy"),
-        errors,
-    );
+    facts::check(errors, path, context, &["fsGroupChangePolicy"]);
     seccomp(
         context.seccomp_profile.as_ref(),
         &path.child("seccompProfile"),
@@ -83,19 +71,9 @@ pub(super) fn pod(spec: &PodSpec, path: &Path, errors: &mut ErrorList) {
         &path.child("appArmorProfile"),
         errors,
     );
-    policy(
-        context.supplemental_groups_policy.as_ref(),
-        &["Merge", "Strict"],
-        &path.child("supplementalGroupsPolicy"),
-        errors,
-    );
-    // The other policy, MountOption, belongs to a disabled feature.
-    policy(
-        context.se_linux_change_policy.as_ref(),
-        &["Recursive"],
-        &path.child("seLinuxChangePolicy"),
-        errors,
-    );
+    // The other policy of SELinux, MountOption, belongs to a disabled feature.
+    const POLICIES: &[&str] = &["supplementalGroupsPolicy", "seLinuxChangePolicy"];
+    facts::check(errors, path, context, POLICIES);
 }
 
 fn is_sysctl(name: &str) -> bool {
@@ -204,14 +182,13 @@ pub(super) fn container(context: &SecurityContext, host_users: bool, path: &Path
         path,
         errors,
     );
-    if let Some(mount) = &context.proc_mount {
+    facts::check(errors, path, context, &["procMount"]);
+    if let Some(mount) = &context.proc_mount
+        && host_users
+        && mount == "Unmasked"
+    {
         let at = path.child("procMount");
-        if !matches!(mount.as_str(), "Default" | "Unmasked") {
-            errors.not_supported(&at, mount, &["Default", "Unmasked"]);
-        }
-        if host_users && mount == "Unmasked" {
-            errors.invalid(&at, mount, "`hostUsers` must be false to use `Unmasked`");
-        }
+        errors.invalid(&at, mount, "`hostUsers` must be false to use `Unmasked`");
     }
     seccomp(
         context.seccomp_profile.as_ref(),

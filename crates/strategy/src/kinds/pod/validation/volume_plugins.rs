@@ -13,6 +13,7 @@ use knarr_apimachinery::names;
 
 use super::local_paths::local_descending_path;
 use super::{all_invalid, required, text};
+use crate::facts;
 
 /// Maximum length of a CSI driver's name in bytes.
 const CSI_DRIVER_MAX: usize = 63;
@@ -44,8 +45,7 @@ pub(in crate::kinds) fn aws(v: &AWSElasticBlockStoreVolumeSource, path: &Path, e
 }
 
 pub(in crate::kinds) fn nfs(v: &NFSVolumeSource, path: &Path, errors: &mut ErrorList) {
-    required(&v.server, &path.child("server"), errors);
-    required(&v.path, &path.child("path"), errors);
+    facts::check(errors, path, v, &["server", "path"]);
     if !v.path.starts_with('/') {
         errors.invalid(&path.child("path"), &v.path, "must be an absolute path");
     }
@@ -122,8 +122,7 @@ pub(in crate::kinds) fn iscsi(v: &ISCSIVolumeSource, path: &Path, errors: &mut E
 }
 
 pub(in crate::kinds) fn glusterfs(v: &GlusterfsVolumeSource, path: &Path, errors: &mut ErrorList) {
-    required(&v.endpoints, &path.child("endpoints"), errors);
-    required(&v.path, &path.child("path"), errors);
+    facts::check(errors, path, v, &["endpoints", "path"]);
 }
 
 pub(in crate::kinds) fn flocker(v: &FlockerVolumeSource, path: &Path, errors: &mut ErrorList) {
@@ -233,28 +232,14 @@ pub(in crate::kinds) fn flex_options(
 }
 
 pub(in crate::kinds) fn azure_file(v: &AzureFileVolumeSource, path: &Path, errors: &mut ErrorList) {
-    required(&v.secret_name, &path.child("secretName"), errors);
-    required(&v.share_name, &path.child("shareName"), errors);
+    facts::check(errors, path, v, &["secretName", "shareName"]);
 }
 
 pub(in crate::kinds) fn azure_disk(v: &AzureDiskVolumeSource, path: &Path, errors: &mut ErrorList) {
-    required(&v.disk_name, &path.child("diskName"), errors);
-    required(&v.disk_uri, &path.child("diskURI"), errors);
-    if let Some(mode) = &v.caching_mode
-        && !matches!(mode.as_str(), "None" | "ReadOnly" | "ReadWrite")
-    {
-        errors.not_supported(
-            &path.child("cachingMode"),
-            mode,
-            &["None", "ReadOnly", "ReadWrite"],
-        );
-    }
+    facts::check(errors, path, v, &["diskName", "diskURI", "cachingMode", "kind"]);
     let Some(kind) = v.kind.as_deref() else {
         return;
     };
-    if !matches!(kind, "Shared" | "Dedicated" | "Managed") {
-        errors.not_supported(&path.child("kind"), kind, &["Shared", "Dedicated", "Managed"]);
-    }
     let (start, form) = if kind == "Managed" {
         (
             "/subscriptions/",
@@ -272,9 +257,7 @@ pub(in crate::kinds) fn azure_disk(v: &AzureDiskVolumeSource, path: &Path, error
 }
 
 pub(in crate::kinds) fn scale_io(v: &ScaleIOVolumeSource, path: &Path, errors: &mut ErrorList) {
-    required(&v.gateway, &path.child("gateway"), errors);
-    required(&v.system, &path.child("system"), errors);
-    required(text(&v.volume_name), &path.child("volumeName"), errors);
+    facts::check(errors, path, v, &["gateway", "system", "volumeName"]);
 }
 
 pub(in crate::kinds) fn storage_os(v: &StorageOSVolumeSource, path: &Path, errors: &mut ErrorList) {

@@ -12,7 +12,8 @@ use knarr_apimachinery::quantity::Quantity;
 
 use super::local_paths::no_backsteps;
 use super::volume_files::{downward_file, items, mode};
-use super::{all_invalid, one_of, projected, required, resource_requirements, text, volume_plugins};
+use super::{all_invalid, projected, required, resource_requirements, text, volume_plugins};
+use crate::facts;
 use crate::kinds::checks::Json;
 
 const ACCESS_MODES: [&str; 4] = [
@@ -209,12 +210,7 @@ fn source(volume: &Volume, meta: Option<&ObjectMeta>, path: &Path, errors: &mut 
         if meta.is_some() {
             required(text(&image.reference), &at.child("reference"), errors);
         }
-        one_of(
-            text(&image.pull_policy),
-            &["Always", "IfNotPresent", "Never"],
-            &at.child("pullPolicy"),
-            errors,
-        );
+        facts::check(errors, &at, image, &["pullPolicy"]);
     }
     if !found {
         errors.required(path, "must specify a volume type");
@@ -226,25 +222,11 @@ pub(in crate::kinds) fn host_path(
     path: &Path,
     errors: &mut ErrorList,
 ) {
-    const TYPES: [&str; 8] = [
-        "",
-        "DirectoryOrCreate",
-        "Directory",
-        "FileOrCreate",
-        "File",
-        "Socket",
-        "CharDevice",
-        "BlockDevice",
-    ];
     if source.path.is_empty() {
         return errors.required(&path.child("path"), "");
     }
     no_backsteps(&source.path, &path.child("path"), errors);
-    if let Some(of) = &source.type_
-        && !TYPES.contains(&of.as_str())
-    {
-        errors.not_supported(&path.child("type"), of, &TYPES);
-    }
+    facts::check(errors, path, source, &["type"]);
 }
 
 fn claim_template(template: &PersistentVolumeClaimTemplate, path: &Path, errors: &mut ErrorList) {
@@ -340,11 +322,7 @@ pub fn validate_claim_spec(spec: &PersistentVolumeClaimSpec, path: &Path) -> Err
             );
         }
     }
-    if let Some(mode) = &spec.volume_mode
-        && !matches!(mode.as_str(), "Block" | "Filesystem")
-    {
-        errors.not_supported(&path.child("volumeMode"), mode, &["Block", "Filesystem"]);
-    }
+    facts::check(&mut errors, path, spec, &["volumeMode"]);
     data_sources(spec, path, &mut errors);
     errors
 }
