@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Args, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ContainerRuntime {
-    /// The shim of the containers that `start` and `pods` measure, as knarr's flag: `runc-v2` or `rust` [default: knarr's default].
+    /// The shim of the containers that `start` and `pods` measure, as knarr's flag: `auto`, `rust` or `runc-v2` [default: knarr's default].
     #[arg(long, value_name = "SHIM")]
     pub shim: Option<String>,
     /// Their OCI runtime, as knarr's flag, such as `crun` [default: knarr's default].

@@ -49,7 +49,11 @@ pub enum StoreEngine {
 /// The shim of new containers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ShimChoice {
+    /// knarr's where this host can run it, else containerd's.
+    Auto,
+    /// containerd's.
     RuncV2,
+    /// knarr's.
     Rust,
 }
 
@@ -187,10 +191,11 @@ impl Config {
                 "containerd",
                 |s| Ok(PathBuf::from(s)),
             ),
-            shim: reader.get("shim", "--shim", &flags.shim, "runc-v2", |s| match s {
+            shim: reader.get("shim", "--shim", &flags.shim, "auto", |s| match s {
+                "auto" => Ok(ShimChoice::Auto),
                 "runc-v2" => Ok(ShimChoice::RuncV2),
                 "rust" => Ok(ShimChoice::Rust),
-                _ => Err(ValueError::expected("runc-v2 or rust")),
+                _ => Err(ValueError::expected("auto, rust or runc-v2")),
             }),
             cni_bin_dir: reader.get(
                 "cniBinDir",
@@ -377,6 +382,24 @@ mod tests {
             let config = Config::parse(&flags(), example);
             assert!(config.is_ok(), "{}\n{example}", config.unwrap_err());
         }
+    }
+
+    #[test]
+    fn the_shim_is_chosen_by_the_host_unless_it_is_set() {
+        let parse = |file: &str| Config::parse(&flags(), file);
+        for (file, shim) in [
+            ("", ShimChoice::Auto),
+            ("shim: auto\n", ShimChoice::Auto),
+            ("shim: rust\n", ShimChoice::Rust),
+            ("shim: runc-v2\n", ShimChoice::RuncV2),
+        ] {
+            assert_eq!(parse(file).unwrap().shim, shim, "{file:?}");
+        }
+        let error = parse("shim: go\n").unwrap_err().to_string();
+        assert!(
+            error.contains("k.yaml: shim: \"go\": expected auto, rust or runc-v2"),
+            "{error}"
+        );
     }
 
     #[test]

@@ -23,7 +23,7 @@
 //! maintains both. Not ttrpc's server: it runs six threads for each connection, and containerd opens one for each
 //! container. Not containerd-shim and its runc crate: they need that server or tokio.
 //!
-//! Modules: [`arguments`], [`start`], [`delete`], [`address`] are the command; [`server`] is the loop and carries out
+//! Modules: [`arguments`], [`start`], [`delete`], [`address`] are the command; [`host`] is what it needs of the kernel; [`server`] is the loop and carries out
 //! what it is asked for in [`server::service`]; [`task`] has the states of containers and processes; [`runtime`] runs
 //! runc or crun, [`runc`] does without it what needs no process of its own, [`sandbox`] makes a pod's sandbox without it;
 //! [`stdio`] moves input and output; [`ttrpc`] speaks with containerd; [`cgroup`] and [`oom`] read control groups.
@@ -36,6 +36,7 @@ mod clock;
 mod delete;
 mod error;
 mod exits;
+mod host;
 mod log;
 mod mounts;
 mod oom;
@@ -57,6 +58,8 @@ use std::process::ExitCode;
 
 use arguments::{Action, Arguments};
 use error::CommandError;
+
+pub use host::{HostError, check_host};
 
 /// The file name under which the program is this shim.
 pub const NAME: &str = "containerd-shim-knarr-v2";

@@ -1,6 +1,7 @@
 //! What the settings mean for a node's containerd and its pods' DNS.
 
-use std::path::PathBuf;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
 
 use knarr_node::containerd::{ContainerdConfig, Shim};
 use knarr_node::images;
@@ -29,6 +30,7 @@ pub fn containerd_config(config: &Config) -> ContainerdConfig {
             .unwrap_or_else(|| images::PAUSE.into()),
         systemd_cgroup: config.kubelet.cgroup_driver == CgroupDriver::Systemd,
         shim: match config.shim {
+            ShimChoice::Auto => own_shim().unwrap_or(Shim::RuncV2),
             ShimChoice::RuncV2 => Shim::RuncV2,
             ShimChoice::Rust => Shim::Knarr {
                 program: shim_program(),
@@ -43,11 +45,62 @@ pub fn containerd_config(config: &Config) -> ContainerdConfig {
 fn shim_program() -> PathBuf {
     let own = std::env::current_exe().unwrap_or_else(|_| "/proc/self/exe".into());
     let small = own.with_file_name(knarr_shim::NAME);
-    if small.is_file() { small } else { own }
+    if is_executable(&small) { small } else { own }
+}
+
+fn is_executable(path: &Path) -> bool {
+    std::fs::metadata(path).is_ok_and(|file| file.is_file() && file.permissions().mode() & 0o111 != 0)
+}
+
+/// Why new pods get containerd's shim where none is configured.
+#[derive(Debug, thiserror::Error)]
+pub enum ShimUnavailable {
+    /// Neither the small program nor this one, which may have been replaced while it ran.
+    #[error("{0:?} is not an executable file")]
+    Program(PathBuf),
+    #[error(transparent)]
+    Host(#[from] knarr_shim::HostError),
+}
+
+/// knarr's shim, if this host can run it.
+pub fn own_shim() -> Result<Shim, ShimUnavailable> {
+    let program = shim_program();
+    if !is_executable(&program) {
+        return Err(ShimUnavailable::Program(program));
+    }
+    knarr_shim::check_host()?;
+    Ok(Shim::Knarr { program })
 }
 
 /// The node's resolv.conf, which pods get in addition to the cluster DNS.
 pub fn resolv_conf(config: &Config) -> PathBuf {
     let path = config.kubelet.resolv_conf.as_deref();
     path.unwrap_or("/etc/resolv.conf").into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_an_executable_file_is_the_program_of_a_shim() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("shim");
+        let mode = |mode| std::fs::set_permissions(&file, std::fs::Permissions::from_mode(mode)).unwrap();
+        assert!(!is_executable(&file));
+        std::fs::write(&file, "").unwrap();
+        mode(0o644);
+        assert!(!is_executable(&file));
+        mode(0o755);
+        assert!(is_executable(&file));
+        assert!(!is_executable(directory.path()));
+    }
+
+    #[test]
+    fn a_host_that_runs_these_tests_gets_knarrs_shim() {
+        let Shim::Knarr { program } = own_shim().unwrap() else {
+            panic!("containerd's shim")
+        };
+        assert!(program.is_absolute(), "{program:?}");
+    }
 }

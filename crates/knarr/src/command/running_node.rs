@@ -23,10 +23,10 @@ use tokio_util::sync::CancellationToken;
 
 use super::cluster::cluster_domain;
 use super::kubelet_port::KubeletPort;
-use super::node_config::{containerd_config, resolv_conf};
+use super::node_config::{containerd_config, own_shim, resolv_conf};
 use super::{Failure, git_version};
 use super::{client_ca, descriptors, join, network, node_address};
-use crate::config::Config;
+use crate::config::{Config, ShimChoice};
 use crate::node_socket;
 use crate::private;
 
@@ -78,6 +78,11 @@ impl PreparedNode {
             &config.data_dir,
             &["cni", "containerd", "containers", "kubelet", "logs", "pki", "run"],
         )?;
+        if config.shim == ShimChoice::Auto
+            && let Err(error) = own_shim()
+        {
+            tracing::warn!(%error, "new pods get containerd's shim, because this host cannot run knarr's");
+        }
         let containerd = containerd_config(config);
         let failed = |e| Failure::new("cannot start containerd").because(e);
         let running = Containerd::start(containerd, cancel.clone())

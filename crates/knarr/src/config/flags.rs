@@ -143,8 +143,8 @@ pub struct Flags {
     /// The containerd program that knarr starts and restarts [default: containerd].
     #[arg(long, env = "KNARR_CONTAINERD", value_name = "PROGRAM", global = true, help_heading = heading::NODE)]
     pub containerd: Option<String>,
-    /// Shim of new containers: `runc-v2` (containerd's) or `rust` (knarr's own, smaller and faster)
-    /// [default: runc-v2].
+    /// Shim of new pods: `rust` (knarr's own, smaller and faster), `runc-v2` (containerd's), or `auto` (knarr's where this
+    /// host can run it, else containerd's) [default: auto].
     #[arg(long, env = "KNARR_SHIM", value_name = "SHIM", global = true, help_heading = heading::NODE)]
     pub shim: Option<String>,
     /// OCI runtime of new containers: `runc`, `crun`, or the path of a program with runc's command line [default: runc].

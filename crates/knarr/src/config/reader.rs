@@ -158,7 +158,7 @@ fallback! {
     Vec<IpAddr> => Vec::new(),
     u8 => 0,
     StoreEngine => StoreEngine::Memory,
-    ShimChoice => ShimChoice::RuncV2,
+    ShimChoice => ShimChoice::Auto,
     i64 => 0,
     f64 => 0.0,
     usize => 0,
