@@ -71,6 +71,11 @@ impl Cluster {
         }
     }
 
+    /// The flags from its next start on.
+    pub fn set_flags(&mut self, flags: &'static [&'static str]) {
+        self.up_flags = flags;
+    }
+
     /// Chooses directory, ports and network without starting anything.
     pub fn prepare(name: &str) -> Result<Cluster, String> {
         // Short, because sockets live in it.

@@ -86,7 +86,7 @@ fn timed(name: &'static str, run: impl FnOnce() -> Outcome) -> Outcome {
     outcome
 }
 
-/// x
+/// Prints the scenarios that took longest.
 fn print_longest() {
     let mut durations = DURATIONS.lock().unwrap_or_else(PoisonError::into_inner);
     durations.sort_by_key(|(_, took)| std::cmp::Reverse(*took));
@@ -142,6 +142,9 @@ fn main() -> ExitCode {
             Some(cluster) => timed(name, || cluster.in_namespace(name, *run)),
             None => Ok(()),
         }));
+    }
+    for (name, run) in pod_lifecycle::STANDALONE_THAT_LOCK {
+        trials.push(Trial::test(*name, move || timed(name, run)));
     }
     let standalone = crash::SCENARIOS
         .iter()

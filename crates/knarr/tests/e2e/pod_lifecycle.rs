@@ -7,12 +7,18 @@ use std::time::{Duration, Instant};
 
 use libtest_mimic::Failed;
 
-use crate::cluster::{Namespace, Scenario, text};
-use crate::{Outcome, alone, with_others};
+use crate::cluster::{Cluster, Namespace, Scenario, text};
+use crate::{Outcome, StandaloneScenario, alone, shim, with_others};
 
 /// They say themselves when others may run.
 pub const SCENARIOS_THAT_LOCK: &[(&str, Scenario)] =
-    &[("l4_t2_recorded_pod_lifecycles_are_the_same_here", replay)];
+    &[("l4_t2_recorded_pod_lifecycles_are_the_same_here", replay_all)];
+
+/// The same, with a cluster of their own.
+pub const STANDALONE_THAT_LOCK: &[StandaloneScenario] = &[(
+    "l4_t2_recorded_pod_lifecycles_are_the_same_with_the_other_shim",
+    replay_with_the_other_shim,
+)];
 
 const RECORDINGS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden-life");
 /// How many are replayed at once: most of their time they wait.
@@ -38,6 +44,8 @@ const NO_IMAGE: [&str; 8] = [
     "probes-0024",
     "probes-0033",
 ];
+/// With the other shim, every so many of them are replayed.
+const OTHER_EVERY: usize = 6;
 /// These wait for back-offs and graces of half a minute; they run where `KNARR_TEST_ALL` is set.
 const SLOW: [&str; 5] = [
     "config-0005",
@@ -47,7 +55,31 @@ const SLOW: [&str; 5] = [
     "termination-0025",
 ];
 
-fn replay(ns: &Namespace) -> Outcome {
+fn replay_all(ns: &Namespace) -> Outcome {
+    let all = ids()?;
+    let all: Vec<&str> = all.iter().map(String::as_str).collect();
+    replay(ns, &all)
+}
+
+fn replay_with_the_other_shim() -> Outcome {
+    let mut started = None;
+    with_others(|| {
+        let cluster = Cluster::start_with("life", shim::other())?;
+        shim::is_other(&cluster)?;
+        started = Some(cluster);
+        Ok(())
+    })?;
+    let cluster = started.ok_or("the cluster was not started")?;
+    let (name, _) = STANDALONE_THAT_LOCK[0];
+    cluster.in_namespace(name, |ns| {
+        let all = ids()?;
+        let some: Vec<&str> = all.iter().step_by(OTHER_EVERY).map(String::as_str).collect();
+        replay(ns, &some)
+    })?;
+    cluster.end().map_err(Into::into)
+}
+
+fn replay(ns: &Namespace, all: &[&str]) -> Outcome {
     for name in [
         "docker.io/library/busybox:latest",
         "registry.k8s.io/e2e-test-images/busybox:1.29-4",
@@ -92,9 +124,7 @@ fn replay(ns: &Namespace) -> Outcome {
         replay.args(["--id", &ids.join(","), RECORDINGS]);
         run(&mut replay)
     };
-    let all = ids()?;
-    let all: Vec<&str> = all.iter().map(String::as_str).collect();
-    if let Err(failed) = with_others(|| replay(&all, WORKERS, RETRIES)) {
+    if let Err(failed) = with_others(|| replay(all, WORKERS, RETRIES)) {
         // Some recordings depend on seconds. What was late with others is replayed while nothing else runs; what is wrong fails again.
         let output = failed.message().unwrap_or_default();
         let late: Vec<&str> = output

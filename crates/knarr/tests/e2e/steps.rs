@@ -13,12 +13,18 @@ use std::time::Duration;
 use libtest_mimic::Failed;
 
 use crate::cluster::{Cluster, LIMIT, Namespace, eventually, same, text};
-use crate::{Outcome, StandaloneScenario};
+use crate::{Outcome, StandaloneScenario, shim};
 
-pub const SCENARIOS: &[StandaloneScenario] = &[(
-    "s1_t4_kill_9_at_the_steps_of_a_start_and_a_termination_loses_doubles_and_leaks_nothing",
-    steps,
-)];
+pub const SCENARIOS: &[StandaloneScenario] = &[
+    (
+        "s1_t4_kill_9_at_the_steps_of_a_start_and_a_termination_loses_doubles_and_leaks_nothing",
+        steps,
+    ),
+    (
+        "s1_t4_kill_9_at_these_steps_with_the_other_shim_loses_doubles_and_leaks_nothing",
+        steps_with_the_other_shim,
+    ),
+];
 
 #[derive(Clone, Copy, Debug)]
 enum Victim {
@@ -129,7 +135,16 @@ impl Drop for Events {
 }
 
 fn steps() -> Outcome {
-    let cluster = Cluster::start("step")?;
+    kill_at_steps(&Cluster::start("step")?)
+}
+
+fn steps_with_the_other_shim() -> Outcome {
+    let cluster = Cluster::start_with("stepo", shim::other())?;
+    shim::is_other(&cluster)?;
+    kill_at_steps(&cluster)
+}
+
+fn kill_at_steps(cluster: &Cluster) -> Outcome {
     let marks = cluster.data_dir().with_file_name("marks");
     std::fs::create_dir_all(&marks)?;
     let ns = cluster.namespace("default");
@@ -153,7 +168,7 @@ fn steps() -> Outcome {
                 .map_err(|e| format!("{victim:?} killed at event {step}: {e:?}"))?;
         }
     }
-    nothing_left(&cluster)?;
+    nothing_left(cluster)?;
     cluster.end().map_err(Into::into)
 }
 
