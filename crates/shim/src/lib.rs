@@ -16,7 +16,7 @@
 //!   descriptor, without links, with limits ([`bundle`]). Nothing is opened that a container can change.
 //!
 //! What never happens here: a blocking wait, except in the short-lived commands `start` and `delete` and for the end of a
-//! sandbox's process that was killed before its start; a decision about
+//! sandbox's process that was killed before its start, or is being paused; a decision about
 //! what should run; a second process that waits for children.
 //!
 //! Crates: containerd-shim-protos for the messages and ttrpc for the wire format, because the containerd project

@@ -3,6 +3,7 @@
 //! Its path is taken when the OCI runtime has made the container and nothing of the container's own has run: later a
 //! container with its own cgroup tree may have moved. Reads are bounded.
 
+pub mod freezer;
 pub mod remove;
 pub mod signal;
 pub mod v1;

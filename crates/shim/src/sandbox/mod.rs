@@ -2,17 +2,19 @@
 //!
 //! [`plan`] decides from the container's [`config`] whether the shim can do exactly what runc would do; [`process`] does
 //! it in the sandbox's own first process: [`cgroups`], namespaces, [`rootfs`], user and [`capabilities`], [`seccomp`]. After
-//! any failure before the start nothing is left, and the OCI runtime makes the sandbox. A file in the bundle says which
-//! groups the sandbox has, for the command `delete`.
+//! any failure before the start nothing is left, and the OCI runtime makes the sandbox. [`resources`] changes its limits later.
+//! A file in the bundle says which groups the sandbox has, for the command `delete`.
 //!
 //! Not here: user namespaces, pods that share the host's namespaces, limits, SELinux, AppArmor, hooks, cgroup v2 alone.
 
 mod capabilities;
 mod cgroups;
+mod compat;
 mod config;
 pub mod plan;
 mod process;
 mod program;
+pub mod resources;
 mod rootfs;
 mod seccomp;
 mod syscalls;
@@ -179,10 +181,13 @@ pub fn clean(bundle: &Bundle) -> io::Result<()> {
         Err(e) => return Err(e),
     };
     let cgroup = String::from_utf8(bytes).map_err(|_| io::Error::from(io::ErrorKind::InvalidData))?;
-    let group = Cgroup::V1(Groups::below(&cgroup));
+    let groups = Groups::below(&cgroup);
+    let group = Cgroup::V1(groups.clone());
     let mut attempts = 0;
     loop {
         group.signal_all(Signal::KILL)?;
+        // A paused process ends when it continues. The group may be gone, or never have been paused.
+        let _ = groups.thaw();
         match cgroups::remove(&cgroup) {
             Ok(()) => break,
             Err(e) if e.kind() == io::ErrorKind::ResourceBusy && attempts < REMOVAL_ATTEMPTS => {

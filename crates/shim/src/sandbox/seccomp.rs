@@ -1,15 +1,18 @@
 //! A seccomp profile as a filter of the kernel (classic BPF).
 //!
-//! It covers profiles that deny by default with an errno and whose rules compare arguments for equality, as the default
-//! profile of containerd; other profiles are left to the OCI runtime. Only this architecture's own system calls get
-//! through: a call of another architecture (32 bit, x32) kills the process, as libseccomp does with architectures that a
-//! profile does not name. The sandbox's program is a static program of this architecture.
+//! It covers profiles that deny by default with an errno and whose rules compare arguments for equality or difference, as the
+//! default profile of containerd; other profiles are left to the OCI runtime. Each architecture has a section with its own
+//! numbers of the rules' system calls: this one always, the others that this kernel can run ([`compat`](super::compat)) where
+//! the profile names them. A call of an architecture without a section kills the process, as libseccomp does with
+//! architectures that a profile does not name. As with runc, a call that is newer than all that the profile names gets
+//! ENOSYS, so that a program tries an older one.
 
 use nix::libc::{
-    BPF_ABS, BPF_ALU, BPF_AND, BPF_JEQ, BPF_JGE, BPF_JMP, BPF_K, BPF_LD, BPF_RET, BPF_W, SECCOMP_RET_ALLOW,
-    SECCOMP_RET_ERRNO, SECCOMP_RET_KILL_PROCESS, sock_filter,
+    BPF_ABS, BPF_ALU, BPF_AND, BPF_JA, BPF_JEQ, BPF_JGE, BPF_JGT, BPF_JMP, BPF_K, BPF_LD, BPF_RET, BPF_W,
+    SECCOMP_RET_ALLOW, SECCOMP_RET_ERRNO, SECCOMP_RET_KILL_PROCESS, sock_filter,
 };
 
+use super::compat::{COMPAT, Compat, X32, X32_NAME, compat_number, x32_number};
 use super::config::{Argument, Rule, Seccomp};
 use super::syscalls::{ARCHITECTURE, number};
 
@@ -19,20 +22,49 @@ const MAX_INSTRUCTIONS: usize = 4096;
 const NUMBER: u32 = 0;
 const ARCH: u32 = 4;
 const ARGUMENTS: u32 = 16;
-/// System calls of x32 begin here.
-const X32: u32 = 0x4000_0000;
 /// The errno of a denied system call unless the profile has another.
 const EPERM: u16 = 1;
+/// The errno of a system call that does not exist.
+const ENOSYS: u32 = 38;
 /// errno is below this (include/linux/err.h).
 const MAX_ERRNO: u16 = 4095;
 const MAX_ARGUMENT: u8 = 5;
+/// The instructions that compare half of an argument.
+const HALF: usize = 3;
 
-/// What a comparison needs: the argument, masked, has this value.
+/// What an argument needs: masked, it has this value, or another one.
 struct Comparison {
     index: u8,
     mask: u64,
     value: u64,
+    is_equal: bool,
 }
+
+/// How wide an architecture's arguments are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Word {
+    Bits32,
+    Bits64,
+}
+
+/// The system calls of an architecture.
+struct Calls {
+    number: fn(&str) -> Option<u32>,
+    word: Word,
+}
+
+const NATIVE: Calls = Calls {
+    number,
+    word: Word::Bits64,
+};
+const OF_X32: Calls = Calls {
+    number: x32_number,
+    word: Word::Bits32,
+};
+const OF_COMPAT: Calls = Calls {
+    number: compat_number,
+    word: Word::Bits32,
+};
 
 /// The filter; none if the profile has something that is not translated exactly.
 pub fn compile(profile: &Seccomp) -> Option<Vec<sock_filter>> {
@@ -43,33 +75,64 @@ pub fn compile(profile: &Seccomp) -> Option<Vec<sock_filter>> {
     {
         return None;
     }
+    let lists = |name: &str| profile.architectures.iter().any(|listed| listed == name);
+    let native = section(profile, &NATIVE)?;
+    let mut own = vec![load(NUMBER), jump(BPF_JGE, X32, 0, 1)];
+    if cfg!(target_arch = "x86_64") && lists(X32_NAME) {
+        own.push(skip(&native)?);
+        own.extend(native);
+        own.extend(section(profile, &OF_X32)?);
+    } else {
+        own.push(ret(SECCOMP_RET_KILL_PROCESS));
+        own.extend(native);
+    }
+    let mut filter = vec![load(ARCH), jump(BPF_JEQ, ARCHITECTURE, 1, 0), skip(&own)?];
+    filter.extend(own);
+    if let Some(compat) = COMPAT
+        && lists(compat.name)
+    {
+        if !covers_multiplexers(profile, &compat) {
+            return None;
+        }
+        let mut section = section(profile, &OF_COMPAT)?;
+        section.insert(0, load(NUMBER));
+        filter.extend([jump(BPF_JEQ, compat.architecture, 1, 0), skip(&section)?]);
+        filter.extend(section);
+    }
+    filter.push(ret(SECCOMP_RET_KILL_PROCESS));
+    (filter.len() <= MAX_INSTRUCTIONS).then_some(filter)
+}
+
+/// The instructions for the calls of one architecture, whose number is loaded. They end with a return.
+fn section(profile: &Seccomp, calls: &Calls) -> Option<Vec<sock_filter>> {
     let default = errno(profile.default_errno)?;
-    let mut filter = vec![
-        load(ARCH),
-        jump(BPF_JEQ, ARCHITECTURE, 1, 0),
-        ret(SECCOMP_RET_KILL_PROCESS),
-        load(NUMBER),
-        jump(BPF_JGE, X32, 0, 1),
-        ret(SECCOMP_RET_KILL_PROCESS),
-    ];
-    let plain = |rule: &&Rule| rule.args.is_empty();
+    let numbers = |rule: &Rule| -> Vec<u32> {
+        rule.names
+            .iter()
+            .filter_map(|name| (calls.number)(name))
+            .collect()
+    };
     let mut decided = std::collections::BTreeMap::new();
     for rule in &profile.syscalls {
         let result = action(rule)?;
-        for call in rule.names.iter().filter_map(|name| number(name)) {
+        for call in numbers(rule) {
             // Which of two actions counts depends on libseccomp's optimizer.
             if *decided.entry(call).or_insert(result) != result {
                 return None;
             }
         }
     }
-    for rule in profile.syscalls.iter().filter(plain) {
+    let mut filter = Vec::new();
+    if let Some((last, _)) = decided.last_key_value() {
+        filter.extend([jump(BPF_JGT, *last, 0, 1), ret(SECCOMP_RET_ERRNO | ENOSYS)]);
+    }
+    for rule in profile.syscalls.iter().filter(|rule| rule.args.is_empty()) {
         let result = action(rule)?;
-        for call in rule.names.iter().filter_map(|name| number(name)) {
+        for call in numbers(rule) {
             filter.extend([jump(BPF_JEQ, call, 0, 1), ret(result)]);
         }
     }
-    for rule in profile.syscalls.iter().filter(|rule| !plain(rule)) {
+    for rule in profile.syscalls.iter().filter(|rule| !rule.args.is_empty()) {
         let result = action(rule)?;
         let comparisons: Vec<Comparison> = rule.args.iter().map(comparison).collect::<Option<_>>()?;
         let mut indexes: Vec<u8> = comparisons.iter().map(|comparison| comparison.index).collect();
@@ -78,35 +141,71 @@ pub fn compile(profile: &Seccomp) -> Option<Vec<sock_filter>> {
         if indexes.len() != comparisons.len() {
             return None;
         }
-        for call in rule.names.iter().filter_map(|name| number(name)) {
-            filter.extend(conditional(call, &comparisons, result)?);
+        for call in numbers(rule) {
+            filter.extend(conditional(call, &comparisons, calls.word, result)?);
         }
     }
     filter.push(ret(default));
-    (filter.len() <= MAX_INSTRUCTIONS).then_some(filter)
+    Some(filter)
+}
+
+/// Whether each call that an architecture also makes through another one gets there what it gets itself. libseccomp would
+/// compare the other one's argument.
+fn covers_multiplexers(profile: &Seccomp, compat: &Compat) -> bool {
+    compat.multiplexers.iter().all(|(multiplexer, calls)| {
+        let of_it: Vec<Option<u32>> = profile
+            .syscalls
+            .iter()
+            .filter(|rule| rule.args.is_empty() && names_any(rule, &[*multiplexer]))
+            .map(action)
+            .collect();
+        let mut rules = profile.syscalls.iter().filter(|rule| names_any(rule, calls));
+        rules.all(|rule| of_it.contains(&action(rule)))
+    })
+}
+
+fn names_any(rule: &Rule, calls: &[&str]) -> bool {
+    rule.names.iter().any(|name| calls.contains(&name.as_str()))
 }
 
 /// The instructions of a rule with comparisons; what follows them is reached if one does not hold.
-fn conditional(call: u32, comparisons: &[Comparison], result: u32) -> Option<Vec<sock_filter>> {
-    // Six for each comparison, and the return.
-    let body = comparisons.len() * 6 + 1;
+fn conditional(call: u32, comparisons: &[Comparison], word: Word, result: u32) -> Option<Vec<sock_filter>> {
+    let halves: &[u32] = match word {
+        Word::Bits32 => &[0],
+        Word::Bits64 => &[0, 32],
+    };
+    // The comparisons, and the return.
+    let body = comparisons.len() * halves.len() * HALF + 1;
     let mut filter = vec![load(NUMBER), jump(BPF_JEQ, call, 0, u8::try_from(body).ok()?)];
     let mut left = body;
     for comparison in comparisons {
-        // Both halves; little-endian as on all architectures with numbers here.
+        if word == Word::Bits32 && comparison.value > u64::from(u32::MAX) {
+            return None;
+        }
+        // Little-endian as on all architectures with numbers here.
         let at = ARGUMENTS + u32::from(comparison.index) * 8;
-        for (offset, shift) in [(at, 0), (at + 4, 32)] {
+        for (position, shift) in halves.iter().enumerate() {
             let half = |value: u64| ((value >> shift) & u64::from(u32::MAX)) as u32;
-            left -= 3;
+            left -= HALF;
+            let fails = u8::try_from(left).ok()?;
+            // The comparison's halves behind this one.
+            let others = u8::try_from((halves.len() - position - 1) * HALF).ok()?;
+            let is_last = others == 0;
+            let (same, different) = match (comparison.is_equal, is_last) {
+                (true, _) => (0, fails),
+                (false, true) => (fails, 0),
+                // Half of it is enough.
+                (false, false) => (0, others),
+            };
             filter.extend([
-                load(offset),
+                load(at + shift / 8),
                 sock_filter {
                     code: (BPF_ALU | BPF_AND | BPF_K) as u16,
                     jt: 0,
                     jf: 0,
                     k: half(comparison.mask),
                 },
-                jump(BPF_JEQ, half(comparison.value), 0, u8::try_from(left).ok()?),
+                jump(BPF_JEQ, half(comparison.value), same, different),
             ]);
         }
     }
@@ -115,16 +214,18 @@ fn conditional(call: u32, comparisons: &[Comparison], result: u32) -> Option<Vec
 }
 
 fn comparison(argument: &Argument) -> Option<Comparison> {
-    let (mask, value) = match argument.op.as_str() {
-        "SCMP_CMP_EQ" => (u64::MAX, argument.value),
+    let (mask, value, is_equal) = match argument.op.as_str() {
+        "SCMP_CMP_EQ" => (u64::MAX, argument.value, true),
+        "SCMP_CMP_NE" => (u64::MAX, argument.value, false),
         // The first value is the mask.
-        "SCMP_CMP_MASKED_EQ" => (argument.value, argument.value_two),
+        "SCMP_CMP_MASKED_EQ" => (argument.value, argument.value_two, true),
         _ => return None,
     };
     (argument.index <= MAX_ARGUMENT && value & mask == value).then_some(Comparison {
         index: argument.index,
         mask,
         value,
+        is_equal,
     })
 }
 
@@ -157,6 +258,12 @@ fn statement(code: u32, k: u32) -> sock_filter {
         jf: 0,
         k,
     }
+}
+
+/// Jumps over these instructions.
+fn skip(instructions: &[sock_filter]) -> Option<sock_filter> {
+    let length = u32::try_from(instructions.len()).ok()?;
+    Some(statement(BPF_JMP | BPF_JA, length))
 }
 
 fn jump(kind: u32, k: u32, jt: u8, jf: u8) -> sock_filter {
@@ -196,6 +303,10 @@ mod tests {
                 at += condition(a == i.k);
             } else if code == BPF_JMP | BPF_JGE | BPF_K {
                 at += condition(a >= i.k);
+            } else if code == BPF_JMP | BPF_JGT | BPF_K {
+                at += condition(a > i.k);
+            } else if code == BPF_JMP | BPF_JA {
+                at += i.k as usize;
             } else {
                 assert_eq!(code, BPF_RET | BPF_K);
                 return i.k;
@@ -218,6 +329,7 @@ mod tests {
             {"names": ["personality"], "action": "SCMP_ACT_ALLOW",
              "args": [{"index": 0, "value": 0xffff_ffff_u64, "op": "SCMP_CMP_EQ"}]},
             {"names": ["clone3"], "action": "SCMP_ACT_ERRNO", "errnoRet": 38},
+            {"names": ["socket"], "action": "SCMP_ACT_ALLOW", "args": [{"index": 0, "value": 40, "op": "SCMP_CMP_NE"}]},
         ]));
         let filter = compile(&profile).unwrap();
         let ask = |name: &str, first: u64| {
@@ -240,12 +352,58 @@ mod tests {
             ("personality", 0xffff_ffff, allow),
             ("personality", 0x1_0000_0008, eperm),
             ("clone3", 0, SECCOMP_RET_ERRNO | 38),
+            ("socket", 40, eperm),
+            ("socket", 1, allow),
+            ("socket", 0x1_0000_0028, allow),
+            ("faccessat2", 0, SECCOMP_RET_ERRNO | ENOSYS),
         ] {
             assert_eq!(ask(name, first), expected, "{name} {first:#x}");
         }
         let kill = SECCOMP_RET_KILL_PROCESS;
         assert_eq!(run(&filter, 0x4000_0003, 3, [0; 6]), kill, "i386");
         assert_eq!(run(&filter, ARCHITECTURE, X32, [0; 6]), kill, "x32");
+    }
+
+    #[test]
+    #[cfg(target_arch = "x86_64")]
+    fn a_listed_architecture_gets_its_own_calls_and_no_others() {
+        const I386: u32 = 0x4000_0003;
+        let mut profile = profile(serde_json::json!([
+            {"names": ["read", "socketcall", "mseal"], "action": "SCMP_ACT_ALLOW"},
+            {"names": ["rt_sigaction"], "action": "SCMP_ACT_ALLOW", "args": [{"index": 1, "value": 7, "op": "SCMP_CMP_EQ"}]},
+            {"names": ["socket"], "action": "SCMP_ACT_ALLOW", "args": [{"index": 0, "value": 40, "op": "SCMP_CMP_NE"}]},
+        ]));
+        profile.architectures = ["X86_64", "X86", "X32"]
+            .map(|name| format!("SCMP_ARCH_{name}"))
+            .to_vec();
+        let filter = compile(&profile).unwrap();
+        let (allow, eperm) = (SECCOMP_RET_ALLOW, SECCOMP_RET_ERRNO | 1);
+        for (arch, call, first, second, expected) in [
+            (ARCHITECTURE, 0, 0, 0, allow),
+            (ARCHITECTURE, 3, 0, 0, eperm),
+            (ARCHITECTURE, 13, 0, 7, allow),
+            (ARCHITECTURE, 463, 0, 0, SECCOMP_RET_ERRNO | ENOSYS),
+            (I386, 3, 0, 0, allow),
+            (I386, 0, 0, 0, eperm),
+            (I386, 102, 0, 0, allow),
+            (I386, 174, 0, 7, allow),
+            (I386, 174, 0, 8, eperm),
+            (I386, 359, 40, 0, eperm),
+            (I386, 359, 1, 0, allow),
+            (I386, 463, 0, 0, SECCOMP_RET_ERRNO | ENOSYS),
+            (ARCHITECTURE, X32, 0, 0, allow),
+            (ARCHITECTURE, X32 | 512, 0, 7, allow),
+            (ARCHITECTURE, X32 | 13, 0, 7, eperm),
+            (ARCHITECTURE, X32 | 463, 0, 0, eperm),
+            (ARCHITECTURE, X32 | 513, 0, 0, SECCOMP_RET_ERRNO | ENOSYS),
+            (0xc000_00b7, 0, 0, 0, SECCOMP_RET_KILL_PROCESS),
+        ] {
+            let result = run(&filter, arch, call, [first, second, 0, 0, 0, 0]);
+            assert_eq!(result, expected, "{arch:#x} {call:#x} {first} {second}");
+        }
+        // Through socketcall, i386 would make what the rule for socket denies.
+        profile.syscalls.remove(0);
+        assert!(compile(&profile).is_none());
     }
 
     #[test]

@@ -98,7 +98,8 @@ impl Server {
             return self.report(id, exec, exit);
         }
         let (runtime, bundle) = (container.runtime.clone(), container.bundle.clone());
-        if container.init.state == State::Paused {
+        // A sandbox of the shim's has no other processes.
+        if container.init.state == State::Paused && container.sandbox.is_none() {
             // Frozen processes would not die.
             let resume = ["resume", id];
             if let Err((e, _)) = self.invoke(

@@ -3,7 +3,11 @@
 use std::collections::BTreeMap;
 use std::process::{Child, Command};
 
-use containerd_shim_protos::api::{PidsRequest, StatsRequest};
+use containerd_shim_protos::api::{
+    PauseRequest, PidsRequest, ResumeRequest, StateRequest, StatsRequest, Status, UpdateTaskRequest,
+};
+use containerd_shim_protos::protobuf::MessageField;
+use containerd_shim_protos::protobuf::well_known_types::any::Any;
 use containerd_shim_protos::ttrpc::Code;
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 use serde_json::{Value, json};
@@ -343,6 +347,84 @@ fn a_sandbox_by_the_shim_lives_and_leaves_nothing() {
     assert!(!group(&container).exists());
     let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
     assert!(!mounts.contains(container.bundle.to_str().unwrap()));
+}
+
+#[test]
+fn a_sandbox_by_the_shim_is_updated_paused_and_killed_while_it_is_paused() {
+    let Some(mut pod) = Pod::new() else { return };
+    if !has_cgroup_v1() {
+        return;
+    }
+    let network = Network::new();
+    let resolv = pod.directory.path().join("resolv.conf");
+    std::fs::write(&resolv, "").unwrap();
+    let resolv = resolv.display().to_string();
+    let container = pod.create("a", &[], |spec| sandbox(spec, &network, &resolv));
+    assert!(is_made_by_the_shim(&container));
+    container.start("").unwrap();
+    let id = || container.id.clone();
+    let file = |controller: &str, name: &str| {
+        let root = std::path::Path::new("/sys/fs/cgroup");
+        let group = root.join(controller).join(&container.id);
+        std::fs::read_to_string(group.join(name))
+            .unwrap()
+            .trim()
+            .to_owned()
+    };
+    let update = |resources: Value| {
+        let request = UpdateTaskRequest {
+            id: id(),
+            resources: MessageField::some(Any {
+                type_url: "types.containerd.io/opencontainers/runtime-spec/1/LinuxResources".into(),
+                value: resources.to_string().into_bytes(),
+                ..Any::default()
+            }),
+            ..UpdateTaskRequest::default()
+        };
+        container.task.update(wait(), &request)
+    };
+    update(json!({"cpu": {"shares": 77}, "pids": {"limit": 9}})).unwrap();
+    assert_eq!(
+        (file("cpu", "cpu.shares"), file("pids", "pids.max")),
+        ("77".into(), "9".into())
+    );
+    assert_eq!(
+        message(update(json!({"blockIO": {"weight": 10}}))).0,
+        Code::UNIMPLEMENTED
+    );
+    let status = || {
+        let request = StateRequest {
+            id: id(),
+            ..StateRequest::default()
+        };
+        container
+            .task
+            .state(wait(), &request)
+            .unwrap()
+            .status
+            .enum_value()
+    };
+    let pause = PauseRequest {
+        id: id(),
+        ..PauseRequest::default()
+    };
+    let resume = ResumeRequest {
+        id: id(),
+        ..ResumeRequest::default()
+    };
+    container.task.pause(wait(), &pause).unwrap();
+    assert_eq!(status(), Ok(Status::PAUSED));
+    assert_eq!(file("freezer", "freezer.state"), "FROZEN");
+    container.task.resume(wait(), &resume).unwrap();
+    assert_eq!(status(), Ok(Status::RUNNING));
+    container.task.pause(wait(), &pause).unwrap();
+    container.kill("", 9).unwrap();
+    assert_eq!(container.wait("").unwrap().exit_status, 137);
+    container.delete("").unwrap();
+    container.shutdown();
+    for topic in ["/tasks/paused", "/tasks/resumed"] {
+        pod.await_topic(topic);
+    }
 }
 
 #[test]

@@ -1,16 +1,21 @@
-//! Creation and start of a sandbox that the shim makes itself. If it cannot be made, the OCI runtime is asked.
+//! A sandbox that the shim makes itself: creation, start, pause and update. If it cannot be made, the OCI runtime
+//! is asked; what was made here the runtime does not know, so it is not asked for the rest.
 
 use std::rc::Rc;
 
 use super::create::Creating;
+use super::{Answer, encode};
 use crate::bundle::{Bundle, INIT_PID};
+use crate::cgroup::Cgroup;
+use crate::cgroup::v1::Groups;
 use crate::error::Failure;
 use crate::log;
 use crate::poll::{Interest, Source};
 use crate::runtime::{RuntimeError, Streams};
+use crate::sandbox::resources::Resources;
 use crate::sandbox::{Report, Sandbox};
 use crate::server::Server;
-use crate::task::Step;
+use crate::task::{Container, Step};
 use crate::ttrpc::connection::ReplyTo;
 
 /// A sandbox whose process is to report.
@@ -108,6 +113,25 @@ impl Server {
         Ok(true)
     }
 
+    /// Pauses or resumes a sandbox that the shim has made. None if the container is another one.
+    pub(super) fn freeze_sandbox(
+        &mut self,
+        id: &str,
+        step: Step,
+    ) -> Result<Option<Result<(), RuntimeError>>, Failure> {
+        let container = self.container(id)?;
+        if container.sandbox.is_none() {
+            return Ok(None);
+        }
+        let groups = groups(container)?.clone();
+        container.init.begin(step)?;
+        let done = match step {
+            Step::Pause => groups.freeze(),
+            _ => groups.thaw(),
+        };
+        Ok(Some(done.map_err(|e| RuntimeError::Logged(e.to_string()))))
+    }
+
     /// A sandbox's process has said something, or has closed its socket.
     pub fn check_sandbox(&mut self, number: u32) {
         let Some(awaited) = self.awaiting.sandboxes.get(&number) else {
@@ -182,4 +206,25 @@ impl Server {
             self.answer(reply, Err(failure));
         }
     }
+}
+
+/// The groups of a sandbox that the shim has made.
+pub(super) fn groups(container: &Container) -> Result<&Groups, Failure> {
+    match &container.cgroup {
+        Some(Cgroup::V1(groups)) => Ok(groups),
+        _ => Err(Failure::not_found("cgroup does not exist")),
+    }
+}
+
+/// Changes the resources of a sandbox that the shim has made.
+pub(super) fn update_sandbox(container: &Container, resources: &[u8]) -> Answer {
+    let resources = Resources::parse(resources).map_err(|e| {
+        Failure::unimplemented(format!(
+            "these resources of a sandbox without an OCI runtime: {e}"
+        ))
+    })?;
+    resources
+        .apply(groups(container)?)
+        .map_err(|e| Failure::because("cannot update the sandbox", &e))?;
+    encode::empty().map(Some)
 }

@@ -1,11 +1,12 @@
 //! `Start`, `Pause`, `Resume` and `Update`, each an invocation of the OCI runtime; a start only if the shim cannot
-//! do it itself.
+//! do it itself, and the others only for what the shim has not made itself.
 
 use containerd_shim_protos::api::{
     PauseRequest, ResumeRequest, StartRequest, StartResponse, UpdateTaskRequest,
 };
 use containerd_shim_protos::events::task::{TaskPaused, TaskResumed, TaskStart};
 
+use super::sandbox::update_sandbox;
 use super::{Answer, Purpose, encode};
 use crate::error::Failure;
 use crate::log;
@@ -91,6 +92,10 @@ impl Server {
     }
 
     pub(super) fn pause(&mut self, request: &PauseRequest, reply: ReplyTo) -> Answer {
+        if let Some(result) = self.freeze_sandbox(&request.id, Step::Pause)? {
+            self.finish_pause(&request.id, result, reply);
+            return Ok(None);
+        }
         let purpose = Purpose::Pause(reply);
         self.begin_step(
             &request.id,
@@ -121,6 +126,10 @@ impl Server {
     }
 
     pub(super) fn resume(&mut self, request: &ResumeRequest, reply: ReplyTo) -> Answer {
+        if let Some(result) = self.freeze_sandbox(&request.id, Step::Resume)? {
+            self.finish_resume(&request.id, result, Some(reply));
+            return Ok(None);
+        }
         let purpose = Purpose::Resume(Some(reply));
         self.begin_step(
             &request.id,
@@ -166,10 +175,12 @@ impl Server {
         if container.init.state == State::Stopped {
             return Err(Failure::unknown("cannot update a stopped container"));
         }
-        container.is_of_runtime("update")?;
         let Some(resources) = request.resources.as_ref().filter(|any| !any.value.is_empty()) else {
             return Err(Failure::invalid("no resources"));
         };
+        if container.sandbox.is_some() {
+            return update_sandbox(container, &resources.value);
+        }
         let streams = Streams::Captured {
             input: resources.value.clone(),
         };
