@@ -16,6 +16,7 @@ mod javascript;
 mod joining;
 mod kube_rs;
 mod kubectl;
+mod kubectl_pods;
 mod kubectl_streams;
 mod nemesis;
 mod network;
@@ -111,6 +112,7 @@ fn main() -> ExitCode {
     }
     let scenarios = kubectl::SCENARIOS
         .iter()
+        .chain(kubectl_pods::SCENARIOS)
         .chain(kubectl_streams::SCENARIOS)
         .chain(why_whatif::SCENARIOS)
         .chain(rebalancing::SCENARIOS)

@@ -1,5 +1,7 @@
 //! What every engine has to do, as functions of a store.
 
+mod watches;
+
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::pin::Pin;
@@ -11,6 +13,8 @@ use knarr_store::{
     Compare, Error, Event, KeyRange, KeyValue, MAX_TXN_BYTES, Op, Range, Revision, Store, Txn, TxnResult,
     Watch, WatchItem,
 };
+
+pub use self::watches::*;
 
 /// Long enough for a noisy machine; nothing waits that long when it works.
 const TIMEOUT: Duration = Duration::from_secs(30);
@@ -337,98 +341,6 @@ pub async fn pages_of_one_revision_stay_consistent(store: Arc<dyn Store>) {
     assert_eq!(seen, ["0old", "1old", "2old", "3old", "4old", "5old"]);
 }
 
-pub async fn a_watch_delivers_the_changes_after_its_start(store: Arc<dyn Store>) {
-    let s = &*store;
-    put(s, "a", "before").await;
-    let mut watch = s.watch(KeyRange::prefix("a"), 0).await.unwrap();
-    put(s, "b", "not mine").await;
-    put(s, "a", "1").await;
-    commit(
-        s,
-        vec![],
-        vec![put_op("a/1", "x"), put_op("c", "x"), delete_op("a")],
-    )
-    .await;
-    put(s, "a", "2").await;
-    assert_eq!(
-        events(&mut watch, 4).await,
-        ["4:a=1", "5:a/1=x", "5:a=-", "6:a=2"]
-    );
-}
-
-pub async fn a_watch_begins_at_any_kept_revision(store: Arc<dyn Store>) {
-    let s = &*store;
-    let history = ["2:a=1", "3:a=2", "3:b=1", "4:a=-", "5:a=3", "6:b=-"];
-    put(s, "a", "1").await;
-    commit(s, vec![], vec![put_op("a", "2"), put_op("b", "1")]).await;
-    delete(s, "a").await;
-    put(s, "a", "3").await;
-    delete(s, "b").await;
-    for from in 1..=8 {
-        let mut watch = s.watch(all(), from).await.unwrap();
-        let expected: Vec<&str> = history
-            .into_iter()
-            .filter(|event| event[..1].parse::<Revision>().unwrap() >= from)
-            .collect();
-        assert_eq!(events(&mut watch, expected.len()).await, expected, "from {from}");
-    }
-    let mut one = s.watch(KeyRange::one("b"), 1).await.unwrap();
-    assert_eq!(events(&mut one, 2).await, ["3:b=1", "6:b=-"]);
-}
-
-pub async fn a_watch_waits_for_a_revision_to_come(store: Arc<dyn Store>) {
-    let s = &*store;
-    let mut watch = s.watch(all(), 4).await.unwrap();
-    for i in 2..=5 {
-        put(s, "a", format!("{i}")).await;
-    }
-    assert_eq!(events(&mut watch, 2).await, ["4:a=4", "5:a=5"]);
-}
-
-/// With writers at work, so that the past joins the present while that moves.
-pub async fn watches_miss_nothing_and_repeat_nothing(store: Arc<dyn Store>) {
-    const WRITERS: usize = 8;
-    const WRITES: usize = 150;
-    let writer = |w: usize| {
-        let store = store.clone();
-        tokio::spawn(async move {
-            for i in 0..WRITES {
-                put(&*store, format!("{}/{w}", i % 3), format!("{i}")).await;
-            }
-        })
-    };
-    let writers: Vec<_> = (0..WRITERS).map(writer).collect();
-    let mut watchers = Vec::new();
-    for n in 0..6 {
-        let now = store.revision().await.unwrap();
-        let from = if n % 2 == 0 { 1 } else { now };
-        let mut watch = store.watch(all(), from.max(1)).await.unwrap();
-        watchers.push(tokio::spawn(async move {
-            let (mut received, last) = (Vec::new(), (WRITERS * WRITES + 1) as Revision);
-            while received.last() != Some(&last) {
-                match next(&mut watch).await {
-                    Some(Ok(WatchItem::Events(events))) => {
-                        received.extend(events.iter().map(|e| e.kv.mod_revision))
-                    }
-                    Some(Ok(WatchItem::Progress(_))) => {}
-                    other => panic!("{other:?}"),
-                }
-            }
-            (from.max(2), received)
-        }));
-    }
-    for writer in writers {
-        writer.await.unwrap();
-    }
-    for watcher in watchers {
-        let (from, received) = watcher.await.unwrap();
-        assert_eq!(
-            received,
-            (from..=(WRITERS * WRITES + 1) as Revision).collect::<Vec<_>>()
-        );
-    }
-}
-
 pub async fn concurrent_increments_lose_none(store: Arc<dyn Store>) {
     const WRITERS: u64 = 8;
     const WRITES: u64 = 25;
@@ -526,16 +438,6 @@ pub async fn compaction_forgets_the_past_only(store: Arc<dyn Store>) {
     assert_eq!(put(s, "b", "2").await, 7);
     assert_eq!(get(s, "b").await.unwrap().version, 1);
     assert_eq!(events(&mut watch, 1).await, ["7:b=2"]);
-}
-
-pub async fn a_dropped_watch_does_not_affect_others(store: Arc<dyn Store>) {
-    let s = &*store;
-    let dropped = s.watch(all(), 0).await.unwrap();
-    let mut kept = s.watch(all(), 0).await.unwrap();
-    drop(dropped);
-    put(s, "a", "1").await;
-    put(s, "a", "2").await;
-    assert_eq!(events(&mut kept, 2).await, ["2:a=1", "3:a=2"]);
 }
 
 /// Random transactions against a model of what a store is.
