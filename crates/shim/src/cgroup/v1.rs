@@ -12,9 +12,20 @@ use containerd_shim_protos::protobuf::MessageField;
 use super::{Fields, number, read_text, value};
 
 /// The controllers that runc puts containers into.
-pub const CONTROLLERS: [&str; 11] = [
-    "pids", "memory", "cpu", "cpuacct", "cpuset", "devices", "freezer", "blkio", "hugetlb", "net_cls",
+pub const CONTROLLERS: [&str; 13] = [
+    "pids",
+    "memory",
+    "cpu",
+    "cpuacct",
+    "cpuset",
+    "devices",
+    "freezer",
+    "blkio",
+    "hugetlb",
+    "net_cls",
     "net_prio",
+    "perf_event",
+    "rdma",
 ];
 /// cpuacct.stat counts in USER_HZ, which is 100 on every architecture that Rust's std has Linux for.
 const NANOS_PER_TICK: u64 = 10_000_000;
