@@ -3,7 +3,7 @@
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-use knarr_node::containerd::{ContainerdConfig, Shim};
+use knarr_node::containerd::{ContainerdConfig, ContainerdError, Shim};
 use knarr_node::images;
 use knarr_node::kubelet::configuration::CgroupDriver;
 
@@ -60,6 +60,15 @@ pub enum ShimUnavailable {
     Program(PathBuf),
     #[error(transparent)]
     Host(#[from] knarr_shim::HostError),
+}
+
+/// Lets pods that have knarr's shim keep it though its program has another path now.
+pub fn refresh_shim(containerd: &ContainerdConfig) -> Result<(), ContainerdError> {
+    let program = shim_program();
+    if is_executable(&program) {
+        containerd.refresh_shim(&program)?;
+    }
+    Ok(())
 }
 
 /// knarr's shim, if this host can run it.

@@ -23,7 +23,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::cluster::cluster_domain;
 use super::kubelet_port::KubeletPort;
-use super::node_config::{containerd_config, own_shim, resolv_conf};
+use super::node_config::{containerd_config, own_shim, refresh_shim, resolv_conf};
 use super::{Failure, git_version};
 use super::{client_ca, descriptors, join, network, node_address};
 use crate::config::{Config, ShimChoice};
@@ -85,6 +85,7 @@ impl PreparedNode {
         }
         let containerd = containerd_config(config);
         let failed = |e| Failure::new("cannot start containerd").because(e);
+        refresh_shim(&containerd).map_err(failed)?;
         let running = Containerd::start(containerd, cancel.clone())
             .await
             .map_err(failed)?;

@@ -4,7 +4,7 @@ use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
 use super::ContainerdError;
-use super::shim::{OciRuntime, Shim};
+use super::shim::{OciRuntime, Shim, refresh_link};
 
 /// Linux' number of CAP_SYS_RESOURCE (linux/capability.h).
 const CAP_SYS_RESOURCE: u32 = 24;
@@ -63,6 +63,11 @@ impl ContainerdConfig {
         self.shim
             .install(&self.root, self.oci())
             .map_err(|(path, source)| ContainerdError::Write { path, source })
+    }
+
+    /// Lets pods that have knarr's shim keep it though its program has another path now, whatever shim is configured.
+    pub fn refresh_shim(&self, program: &Path) -> Result<(), ContainerdError> {
+        refresh_link(&self.root, program).map_err(|(path, source)| ContainerdError::Write { path, source })
     }
 
     fn oci(&self) -> OciRuntime<'_> {

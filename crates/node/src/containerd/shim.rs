@@ -69,20 +69,37 @@ impl Shim {
         };
         let directory = directory(root);
         crate::host_fs::create_dir_all(&directory).map_err(failed(&directory))?;
-        let link = link(root);
-        if !crate::host_fs::read_link(&link).is_ok_and(|target| target == *program) {
-            let part = directory.join("part");
-            match crate::host_fs::remove_file(&part) {
-                Err(e) if e.kind() != io::ErrorKind::NotFound => return Err((part, e)),
-                _ => {}
-            }
-            crate::host_fs::symlink(program, &part).map_err(failed(&part))?;
-            crate::host_fs::rename(&part, &link).map_err(failed(&link))?;
-        }
+        set_link(root, program)?;
         let options = options_file(root);
         let text = serde_json::json!({"binary_name": oci.program, "systemd_cgroup": oci.systemd_cgroup});
         crate::host_fs::write(&options, text.to_string()).map_err(failed(&options))
     }
+}
+
+/// Makes the link of an earlier run lead to this program, which may have another path since. Pods that have knarr's shim keep
+/// it whatever is configured, and containerd starts it for their new containers. Without a link there are no such pods.
+pub(super) fn refresh_link(root: &Path, program: &Path) -> Result<(), (PathBuf, io::Error)> {
+    match crate::host_fs::read_link(link(root)) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
+        _ => set_link(root, program),
+    }
+}
+
+/// Makes the link, or replaces it at once.
+fn set_link(root: &Path, program: &Path) -> Result<(), (PathBuf, io::Error)> {
+    let link = link(root);
+    if crate::host_fs::read_link(&link).is_ok_and(|target| target == program) {
+        return Ok(());
+    }
+    let part = directory(root).join("part");
+    match crate::host_fs::remove_file(&part) {
+        Err(e) if e.kind() != io::ErrorKind::NotFound => return Err((part, e)),
+        _ => {}
+    }
+    if let Err(e) = crate::host_fs::symlink(program, &part) {
+        return Err((part, e));
+    }
+    crate::host_fs::rename(&part, &link).map_err(|e| (link, e))
 }
 
 fn directory(root: &Path) -> PathBuf {
@@ -154,5 +171,21 @@ mod tests {
             std::fs::read_link(link(root.path())).is_ok(),
             "containers may still have it"
         );
+        refresh_link(root.path(), Path::new("/newer/knarr")).unwrap();
+        assert_eq!(
+            std::fs::read_link(link(root.path())).unwrap(),
+            Path::new("/newer/knarr")
+        );
+    }
+
+    #[test]
+    #[allow(
+        clippy::disallowed_methods,
+        reason = "the test reads what is not there by name"
+    )]
+    fn no_link_is_made_where_no_pod_can_have_the_shim() {
+        let root = tempfile::tempdir().unwrap();
+        refresh_link(root.path(), Path::new("/new/knarr")).unwrap();
+        assert!(std::fs::read_link(link(root.path())).is_err());
     }
 }
