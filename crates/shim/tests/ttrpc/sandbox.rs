@@ -82,7 +82,7 @@ fn sandbox(spec: &mut Value, network: &Network, resolv: &str) {
             "sysctl": {"net.ipv4.ip_unprivileged_port_start": "99", "kernel.shm_rmid_forced": "1"},
             "namespaces": [{"type": "pid"}, {"type": "ipc"}, {"type": "uts"}, {"type": "mount"},
                 {"type": "network", "path": network.path()}],
-            "seccomp": {"defaultAction": "SCMP_ACT_ERRNO", "architectures": ["SCMP_ARCH_X86_64"], "syscalls": [
+            "seccomp": {"defaultAction": "SCMP_ACT_ERRNO", "architectures": ["SCMP_ARCH_X86_64", "SCMP_ARCH_X86", "SCMP_ARCH_X32"], "syscalls": [
                 {"names": calls, "action": "SCMP_ACT_ALLOW"},
                 {"names": ["clone3"], "action": "SCMP_ACT_ERRNO", "errnoRet": 38}]},
             "maskedPaths": ["/proc/kcore", "/proc/keys", "/proc/acpi", "/sys/firmware", "/proc/no-such"],
@@ -383,10 +383,10 @@ fn a_sandbox_by_the_shim_is_updated_paused_and_killed_while_it_is_paused() {
         };
         container.task.update(wait(), &request)
     };
-    update(json!({"cpu": {"shares": 77}, "pids": {"limit": 9}})).unwrap();
+    update(json!({"cpu": {"shares": 99}, "pids": {"limit": 9}})).unwrap();
     assert_eq!(
         (file("cpu", "cpu.shares"), file("pids", "pids.max")),
-        ("77".into(), "9".into())
+        ("99".into(), "9".into())
     );
     assert_eq!(
         message(update(json!({"blockIO": {"weight": 10}}))).0,
