@@ -306,6 +306,7 @@ impl Trouble {
                 Ok(())
             }
             Turn::Placement => users.act_with_placement(&mut streams.placement).await,
+            Turn::Zone if !self.possible_turns.zones => Ok(()),
             Turn::Zone => match faults.lose_a_zone(&mut streams.placement) {
                 Some(nodes) => users.delete_nodes(&nodes).await,
                 None => Ok(()),

@@ -198,6 +198,24 @@ fn s9_a_swarmed_history_has_what_is_on_and_nothing_else() {
     assert!(created("pod") && !created("deployments") && !created("statefulsets"));
 }
 
+/// Zones lose their nodes only for the sake of features that are in the history.
+#[test]
+fn b3_zone_faults_are_left_out_with_the_feature_that_they_are_for() {
+    let on: Switches = "rebalancing".parse().unwrap();
+    let base = |seed| dense(seed).swarm(Swarm::Only(on)).whole_trace();
+    let loses_zone = |report: &Report| report.trace.iter().any(|line| line.contains("fault: zone"));
+    let mut seeds = FIRST_PLACED..FIRST_PLACED + MUTATED_SEEDS;
+    let seed = seeds
+        .find(|seed| loses_zone(&base(*seed).run().unwrap()))
+        .unwrap();
+    let reduction = Reduction {
+        without: on,
+        ..Reduction::default()
+    };
+    let reduced = base(seed).reduced(reduction).unwrap().run().unwrap();
+    assert!(!loses_zone(&reduced), "seed {seed}");
+}
+
 /// Each of knarr's own placement features in a history without other switches, and one with all of them.
 #[test]
 fn b3_b5_b6_rules_hold_with_each_placement_feature() {
