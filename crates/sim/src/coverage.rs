@@ -8,7 +8,7 @@ use std::fmt::{self, Write};
 
 use k8s_openapi::api::core::v1::Pod;
 use knarr_api::k8s_openapi;
-use knarr_api::kinds::pod::is_terminal;
+use knarr_api::kinds::pod::{is_ready, is_terminal};
 use knarr_node::runtime::fake::End;
 use serde::{Deserialize, Serialize};
 
@@ -101,11 +101,6 @@ fn is_init(pod: &Pod, container: &str) -> bool {
     let spec = pod.spec.iter();
     let mut inits = spec.flat_map(|s| s.init_containers.iter().flatten());
     inits.any(|c| c.name == container)
-}
-
-fn is_ready(pod: &Pod) -> bool {
-    let mut conditions = pod.status.iter().flat_map(|s| s.conditions.iter().flatten());
-    conditions.any(|c| c.type_ == "Ready" && c.status == "True")
 }
 
 /// The states that a pod is in.

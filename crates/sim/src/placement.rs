@@ -6,6 +6,7 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use knarr_api::kinds::pod::surge_first::EVICTION_REQUESTED;
+use knarr_api::kinds::pod::{condition, is_ready};
 use knarr_api::{k8s_openapi, registry};
 use knarr_client::{Api, ListOptions};
 use serde::Deserialize;
@@ -94,15 +95,9 @@ pub(crate) fn is_of(pod: &Pod, app: &str) -> bool {
             .is_some_and(|of| of == app)
 }
 
-pub(crate) fn is_pod_ready(pod: &Pod) -> bool {
-    let mut conditions = pod.status.iter().flat_map(|s| s.conditions.iter().flatten());
-    conditions.any(|c| c.type_ == "Ready" && c.status == "True")
-}
-
 /// Whether the API has recorded that its eviction was requested.
 pub(crate) fn is_recorded(pod: &Pod) -> bool {
-    let mut conditions = pod.status.iter().flat_map(|s| s.conditions.iter().flatten());
-    conditions.any(|c| c.type_ == EVICTION_REQUESTED && c.status == "True")
+    condition(pod, EVICTION_REQUESTED).is_some_and(|c| c.status == "True")
 }
 
 #[derive(Deserialize)]
@@ -168,7 +163,7 @@ impl Placement {
         if !is_requested {
             self.changed = now;
         }
-        if is_pod_ready(after) || before.is_some_and(is_pod_ready) {
+        if is_ready(after) || before.is_some_and(is_ready) {
             self.ready.insert(uid.clone(), now);
         }
         if is_recorded(after) {

@@ -1,8 +1,10 @@
 //! B3: scaling down deletes from the fullest zone, if nothing that comes first decides: all pods are Ready, and none is being replaced.
 
+use knarr_api::kinds::pod;
+
 use super::placed::{counts, is_calm, zone_of_node};
 use crate::finding::Finding;
-use crate::placement::{KNOWN_AFTER, SPREAD, is_of, is_pod_ready, is_recorded};
+use crate::placement::{KNOWN_AFTER, SPREAD, is_of, is_recorded};
 use crate::world::{Life, Observation, World, is_ready};
 
 /// Whether it is equal to every other such pod in all that comes before the spread.
@@ -12,7 +14,7 @@ fn is_plain(life: &Life, world: &World) -> bool {
         let mut taints = node.spec.iter().flat_map(|s| s.taints.iter().flatten());
         is_ready(node) && !taints.any(|taint| taint.effect == "NoExecute")
     });
-    is_well && is_pod_ready(&life.pod) && !is_recorded(&life.pod)
+    is_well && pod::is_ready(&life.pod) && !is_recorded(&life.pod)
 }
 
 pub(crate) fn check(seen: &Observation<'_>, world: &World) -> Result<(), Finding> {

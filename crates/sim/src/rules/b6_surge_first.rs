@@ -4,15 +4,18 @@
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::jiff::SignedDuration;
 use knarr_api::k8s_openapi;
-use knarr_api::kinds::pod::surge_first::is_surge_first;
+use knarr_api::kinds::pod::is_ready;
+use knarr_api::kinds::pod::surge_first::{WINDOW, is_surge_first};
 
 use super::placed::{is_calm, of_set};
 use crate::finding::Finding;
-use crate::placement::{KNOWN_AFTER, NAMESPACE, SPREAD, is_of, is_pod_ready, is_recorded};
+use crate::placement::{KNOWN_AFTER, NAMESPACE, SPREAD, is_of, is_recorded};
 use crate::world::{Observation, World, controller, disrupted_by};
 
-/// How long an eviction waits; the clocks of the servers are less than a minute apart.
-const WAITS: SignedDuration = SignedDuration::from_mins(9);
+/// The clocks of the servers are less than this apart, in seconds.
+const CLOCKS_APART_SECONDS: i64 = 60;
+/// How long an eviction waits at least, by the true time.
+const WAITS: SignedDuration = SignedDuration::from_secs(WINDOW.as_secs() - CLOCKS_APART_SECONDS);
 /// What a server knows of other pods may be so old, and [`KNOWN_AFTER`] while all are well. The pod itself is compared with
 /// the store.
 const OLD: SignedDuration = SignedDuration::from_secs(120);
@@ -38,8 +41,7 @@ fn evicted(uid: &str, before: &Pod, world: &World) -> Result<(), Finding> {
     // Those that are being replaced do not count, nor do those that have been unready for long.
     let counts = |(uid, life): &(&String, &crate::world::Life)| {
         let was_there = life.removed_at.is_none_or(lately) && life.deleted_at.is_none_or(lately);
-        let was_ready =
-            is_pod_ready(&life.pod) || world.placement.ready.get(*uid).is_some_and(|at| lately(*at));
+        let was_ready = is_ready(&life.pod) || world.placement.ready.get(*uid).is_some_and(|at| lately(*at));
         let is_replaced = world.placement.recorded.get(*uid).is_some_and(|at| !lately(*at));
         let of_set = controller(&life.pod).is_some_and(|owner| owner.uid == set);
         of_set && was_there && was_ready && !is_replaced
@@ -76,9 +78,8 @@ pub(crate) fn check(seen: &Observation<'_>, world: &World) -> Result<(), Finding
             after,
         } if is_of(after, SPREAD) => {
             let is_evicted = |pod: &Pod| disrupted_by(pod) == Some("EvictionByEvictionAPI");
-            let waits = is_surge_first(before)
-                && is_pod_ready(before)
-                && before.metadata.deletion_timestamp.is_none();
+            let waits =
+                is_surge_first(before) && is_ready(before) && before.metadata.deletion_timestamp.is_none();
             match waits && is_evicted(after) && !is_evicted(before) {
                 true => evicted(uid, before, world),
                 false => Ok(()),
