@@ -12,12 +12,14 @@
 //! here: a store restored from a backup (nothing that was promised since can hold), clocks of kubelets and servers
 //! that are set.
 
+mod preemption;
 mod staging;
 mod store;
 mod upgrade;
 mod zones;
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use tokio::time::sleep;
@@ -93,6 +95,22 @@ pub(crate) struct Faults {
     pub on: Switches,
     /// The attacher of the CSI driver, if there is one.
     pub attacher: Option<Arc<Attacher>>,
+    pub interruptions: Arc<Interruptions>,
+}
+
+/// What the interruptions of preemptions across nodes share.
+#[derive(Debug, Default)]
+pub(crate) struct Interruptions {
+    /// One waits for a preemption.
+    waits: AtomicBool,
+    /// The faults of this history have ended: none happens any more.
+    healed: AtomicBool,
+}
+
+/// Whether the holder of the controllers' lease is an incarnation of this replica.
+fn leads(holder: &str, replica: &str) -> bool {
+    let rest = holder.strip_prefix(replica);
+    rest.is_some_and(|rest| rest.starts_with('-'))
 }
 
 /// What a fault of this component's link affects.
@@ -351,18 +369,11 @@ impl Faults {
                 // Long enough for another replica to become leader.
                 let length = length + Duration::from_secs(15);
                 // Of the leader, if there is one: writes of other replicas do not matter.
-                let leader = self.observer.leader();
-                let leads = |c: &&Arc<Control>| {
-                    let name = c.network.name.as_str();
-                    leader
-                        .as_deref()
-                        .and_then(|l| l.strip_prefix(name))
-                        .is_some_and(|rest| rest.starts_with('-'))
-                };
+                let leader = self.observer.leader().unwrap_or_default();
                 let network = self
                     .controls
                     .iter()
-                    .find(leads)
+                    .find(|control| leads(&leader, &control.network.name))
                     .unwrap_or(&control)
                     .network
                     .clone();
@@ -382,6 +393,7 @@ impl Faults {
     /// Ends all faults.
     pub async fn heal(&self) {
         self.observer.note("faults end");
+        self.interruptions.healed.store(true, Ordering::Relaxed);
         self.upgrade_all();
         for server in self.servers.iter() {
             server.link.set_slowest(0);

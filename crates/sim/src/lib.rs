@@ -75,4 +75,6 @@ pub use script::{Reduction, Script, Steps};
 pub use shrink::{Limits, Shrunk, shrink};
 pub use simulation::{Pace, Report, Simulation};
 pub use steering::steer;
-pub use switches::{Class, FIRST_LATER, FIRST_PLACED, FIRST_SWARMED, Swarm, Switch, Switches};
+pub use switches::{
+    Class, FIRST_INTERRUPTED, FIRST_LATER, FIRST_PLACED, FIRST_SWARMED, Swarm, Switch, Switches,
+};

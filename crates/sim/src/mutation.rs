@@ -81,12 +81,13 @@ pub enum Mutation {
     EvictUnrecorded,
     SoftenClass,
     BackdateRequest,
+    LeaveVictims,
 }
 
 use Mutation::*;
 
 impl Mutation {
-    pub const ALL: [Mutation; 70] = [
+    pub const ALL: [Mutation; 71] = [
         DeleteBeforeTheEnd,
         DeleteBeforeProcessesAreGone,
         StartTwice,
@@ -157,6 +158,7 @@ impl Mutation {
         EvictUnrecorded,
         SoftenClass,
         BackdateRequest,
+        LeaveVictims,
     ];
 
     /// Its name on the command line.
@@ -232,6 +234,7 @@ impl Mutation {
             EvictUnrecorded => "evict-unrecorded",
             SoftenClass => "soften-class",
             BackdateRequest => "backdate-request",
+            LeaveVictims => "leave-victims",
         }
     }
 
@@ -321,6 +324,7 @@ impl Mutation {
             EvictUnrecorded => "API servers store pods without the node that they are nominated for",
             SoftenClass => "API servers store pods without the hard budgets of their class",
             BackdateRequest => "API servers record the request of an eviction as eleven minutes old",
+            LeaveVictims => "schedulers take the victims of a preemption that was interrupted for evicted",
             FenceItselfLate => "cut-off kubelets count the time since the last renewal at half speed",
         }
     }
@@ -354,7 +358,7 @@ impl Mutation {
             DeleteDefinitionAtOnce | ReviveObjects | MissOwners => "custom",
             StartUnannounced | DropAnnouncements => "announced",
             MoveWithoutEnd | ForgetMoves | ScatterDown | ForgetDeclared => "B3",
-            EvictUnrecorded => "B5",
+            EvictUnrecorded | LeaveVictims => "B5",
             SoftenClass | BackdateRequest => "B6",
             // S8 finds it too, in one history of some dozens; that pods of Jobs are never deleted, in one of three.
             IgnoreTerminating | LoseLastStep => "S9",
@@ -378,6 +382,7 @@ impl Mutation {
             EvictUnrecorded => Some(Switch::CrossNodePreemption),
             SoftenClass => Some(Switch::HardBudgets),
             BackdateRequest => Some(Switch::SurgeFirst),
+            LeaveVictims => Some(Switch::PreemptionCrash),
             _ => None,
         }
     }

@@ -11,6 +11,7 @@ use knarr_api::{k8s_openapi, registry};
 use knarr_client::{Api, ListOptions};
 use serde::Deserialize;
 use serde_json::Value;
+use tokio::sync::Notify;
 
 /// The namespace.
 pub(crate) const NAMESPACE: &str = "placed";
@@ -82,6 +83,12 @@ pub(crate) struct Placement {
     pub changed: Timestamp,
     /// When a zone last lost a pod.
     pub lessened: Timestamp,
+    /// Since when a [`LANDLORD`] has been nominated to its present node, by its UID; also after it was bound or removed.
+    pub nominated: BTreeMap<String, Timestamp>,
+    /// A [`LANDLORD`] was nominated.
+    pub nomination: Arc<Notify>,
+    /// The UIDs of those whose preemption a fault has interrupted.
+    pub interrupted: BTreeSet<String>,
 }
 
 /// Whether it belongs to this Deployment.
@@ -93,6 +100,12 @@ pub(crate) fn is_of(pod: &Pod, app: &str) -> bool {
             .as_ref()
             .and_then(|labels| labels.get("app"))
             .is_some_and(|of| of == app)
+}
+
+/// The node that the pod is nominated to, or an empty name.
+pub(crate) fn nominated_node(pod: &Pod) -> &str {
+    let node = pod.status.as_ref().and_then(|s| s.nominated_node_name.as_deref());
+    node.unwrap_or_default()
 }
 
 /// Whether the API has recorded that its eviction was requested.
@@ -168,6 +181,13 @@ impl Placement {
         }
         if is_recorded(after) {
             self.recorded.entry(uid.clone()).or_insert(now);
+        }
+        if is_of(after, LANDLORD)
+            && !nominated_node(after).is_empty()
+            && before.map(nominated_node) != Some(nominated_node(after))
+        {
+            self.nominated.insert(uid.clone(), now);
+            self.nomination.notify_waiters();
         }
         if is_deleted(after) && !before.is_some_and(is_deleted) {
             self.lessened = now;

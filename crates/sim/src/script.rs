@@ -40,10 +40,12 @@ pub(crate) enum Turn {
     Zone,
     /// One more process is replaced by one of this version.
     Upgrade,
+    /// The next preemption across nodes is interrupted.
+    PreemptionCrash,
 }
 
 /// The position of each stream that a step may draw from, when the step began.
-pub(crate) type Positions = [u64; 15];
+pub(crate) type Positions = [u64; 16];
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Step {

@@ -14,6 +14,8 @@ pub const FIRST_SWARMED: u64 = 100_000_000;
 pub const FIRST_LATER: u64 = 200_000_000;
 /// From this seed on histories may have the switches of knarr's own placement; those below do not change.
 pub const FIRST_PLACED: u64 = 960_000_000;
+/// From this seed on histories may have preemptions across nodes that are interrupted; those below do not change.
+pub const FIRST_INTERRUPTED: u64 = 970_000_000;
 /// The probability of each of these to be on, per mille.
 const LATER_PER_MILLE: u32 = 250;
 /// Swarmed histories among those seeds, per mille.
@@ -152,6 +154,8 @@ switches! {
     HardBudgets "hard-budgets" Feature,
     /// Pods that are replaced before they are evicted.
     SurgeFirst "surge-first" Feature,
+    /// The scheduler dies or is cut off in the middle of a preemption across nodes. Enables cross-node-preemption.
+    PreemptionCrash "preemption-crash" Fault,
 }
 
 impl Switch {
@@ -170,6 +174,7 @@ impl Switch {
                 | Switch::WrongClocks
                 | Switch::CustomResources
                 | Switch::Upgrade
+                | Switch::PreemptionCrash
         ) || self.is_placement()
     }
 
@@ -178,15 +183,19 @@ impl Switch {
         PLACEMENT.contains(&self)
     }
 
+    /// The first seed that may have this later switch.
+    fn first_seed(self) -> u64 {
+        match self {
+            Switch::PreemptionCrash => FIRST_INTERRUPTED,
+            _ if self.is_placement() => FIRST_PLACED,
+            _ => FIRST_LATER,
+        }
+    }
+
     /// Whether a seed has this later switch, in the `attempt`th set that it draws.
     pub(crate) fn is_drawn_later(self, seed: u64, attempt: u32) -> bool {
         let entity = format!("later/{attempt}/{}", self.name());
-        let first = if self.is_placement() {
-            FIRST_PLACED
-        } else {
-            FIRST_LATER
-        };
-        seed >= first && stream(seed, &entity).per_mille(LATER_PER_MILLE)
+        seed >= self.first_seed() && stream(seed, &entity).per_mille(LATER_PER_MILLE)
     }
 }
 
@@ -417,10 +426,10 @@ mod tests {
             let on = count(&drawn, switch);
             assert!((120..280).contains(&on), "{switch} in {on} of 400");
         }
-        let fresh = draw(FIRST_PLACED..FIRST_PLACED + 400);
-        let before = draw(FIRST_PLACED - 400..FIRST_PLACED);
         for switch in later {
-            assert_eq!(count(&before, switch) > 0, !switch.is_placement(), "{switch}");
+            let first = switch.first_seed();
+            let (before, fresh) = (draw(first - 400..first), draw(first..first + 400));
+            assert_eq!(count(&before, switch), 0, "{switch}");
             assert_eq!(count(&drawn, switch), 0, "{switch}");
             let on = count(&fresh, switch);
             let expect = 60..150;

@@ -40,6 +40,8 @@ const WITH_UPGRADE_PER_MILLE: u32 = 100;
 const WITH_PLACEMENT_PER_MILLE: u32 = 500;
 /// … and for a zone that loses all its nodes.
 const ZONES_PER_MILLE: u32 = 80;
+/// The same for interruptions of the next preemption across nodes.
+const PREEMPTION_CRASHES_PER_MILLE: u32 = 300;
 /// Steps that are a user's and not a fault's, per mille.
 const USERS_PER_MILLE: u32 = 700;
 /// How often names are queried.
@@ -70,6 +72,7 @@ pub(crate) struct PossibleTurns {
     pub placement: bool,
     /// Zones lose all their nodes.
     pub zones: bool,
+    pub preemption_crashes: bool,
     /// The longest pause between two turns.
     pub pause_millis: u64,
 }
@@ -88,6 +91,7 @@ pub(crate) struct Streams {
     pub custom: Stream,
     pub upgrading: Stream,
     pub placement: Stream,
+    pub interrupting: Stream,
 }
 
 impl Streams {
@@ -105,6 +109,7 @@ impl Streams {
             custom: stream(seed, "custom resources"),
             upgrading: stream(seed, "upgrade"),
             placement: stream(seed, "placement"),
+            interrupting: stream(seed, "preemption crash"),
         }
     }
 }
@@ -195,6 +200,11 @@ impl Trouble {
             }
             if possible_turns.zones && self.streams.placement.per_mille(ZONES_PER_MILLE) {
                 self.record(Turn::Zone).await?;
+            }
+            if possible_turns.preemption_crashes
+                && self.streams.interrupting.per_mille(PREEMPTION_CRASHES_PER_MILLE)
+            {
+                self.record(Turn::PreemptionCrash).await?;
             }
             let turn = match chance.per_mille(USERS_PER_MILLE) {
                 true => Turn::Users,
@@ -311,6 +321,11 @@ impl Trouble {
                 Some(nodes) => users.delete_nodes(&nodes).await,
                 None => Ok(()),
             },
+            Turn::PreemptionCrash if self.plan.suppresses(Switch::PreemptionCrash) => Ok(()),
+            Turn::PreemptionCrash => {
+                faults.interrupt_preemption(&mut streams.interrupting);
+                Ok(())
+            }
             Turn::Quotas => users.act_with_quotas(&mut streams.quotas, &faults.servers).await,
             Turn::CustomResources => {
                 users
@@ -337,6 +352,7 @@ impl Trouble {
             streams.custom.position(),
             streams.upgrading.position(),
             streams.placement.position(),
+            streams.interrupting.position(),
             self.faults.chance.position(),
             users,
             careful,
@@ -357,6 +373,7 @@ impl Trouble {
             custom,
             upgrading,
             placement,
+            interrupting,
             faults,
             users,
             careful,
@@ -373,6 +390,7 @@ impl Trouble {
         self.streams.custom.go_to(custom);
         self.streams.upgrading.go_to(upgrading);
         self.streams.placement.go_to(placement);
+        self.streams.interrupting.go_to(interrupting);
         self.faults.chance.go_to(faults);
         self.users.go_to([users, careful]);
     }

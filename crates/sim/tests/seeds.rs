@@ -7,7 +7,8 @@ use std::collections::BTreeMap;
 use std::hash::{BuildHasher, RandomState};
 
 use knarr_sim::{
-    FIRST_PLACED, Mutation, Pace, Reduction, Report, Simulation, Swarm, Switch, Switches, run_all,
+    FIRST_INTERRUPTED, FIRST_PLACED, Mutation, Pace, Reduction, Report, Simulation, Swarm, Switch, Switches,
+    run_all,
 };
 use parking_lot::Mutex;
 
@@ -52,6 +53,11 @@ const PLACED: &[(Mutation, &str, u64)] = &[
     ),
     (Mutation::SoftenClass, "hard-budgets", FIRST_PLACED + 9),
     (Mutation::BackdateRequest, "surge-first", FIRST_PLACED),
+    (
+        Mutation::LeaveVictims,
+        "cross-node-preemption,preemption-crash",
+        FIRST_INTERRUPTED,
+    ),
 ];
 /// The rules on knarr's own placement.
 const PLACEMENT_RULES: [&str; 3] = ["B3", "B5", "B6"];
@@ -216,7 +222,8 @@ fn b3_zone_faults_are_left_out_with_the_feature_that_they_are_for() {
     assert!(!loses_zone(&reduced), "seed {seed}");
 }
 
-/// Each of knarr's own placement features in a history without other switches, and one with all of them.
+/// Each of knarr's own placement features in a history without other switches, one with all of them, and one in which preemptions are
+/// interrupted.
 #[test]
 fn b3_b5_b6_rules_hold_with_each_placement_feature() {
     let each = [
@@ -228,7 +235,8 @@ fn b3_b5_b6_rules_hold_with_each_placement_feature() {
         "surge-first",
     ];
     let all = each.join(",");
-    for (seed, only) in (FIRST_PLACED..).zip(each.into_iter().chain([all.as_str()])) {
+    let others = [all.as_str(), "cross-node-preemption,preemption-crash"];
+    for (seed, only) in (FIRST_PLACED..).zip(each.into_iter().chain(others)) {
         let on: Switches = only.parse().unwrap();
         let report = dense(seed).swarm(Swarm::Only(on)).run().unwrap();
         assert!(report.violation.is_none(), "--only {only}: {report}");
@@ -297,7 +305,7 @@ fn s9_mutants_are_found() {
     );
 }
 
-/// The same for the rules on knarr's own placement, in histories with one feature alone.
+/// The same for the rules on knarr's own placement, in histories with one feature alone, and the fault that is about it.
 #[test]
 fn b3_b5_b6_mutants_are_found() {
     let ours = Mutation::ALL
@@ -307,7 +315,7 @@ fn b3_b5_b6_mutants_are_found() {
     assert_eq!(ours.collect::<Vec<_>>(), known, "each is in the table");
     let missed = |&(mutation, only, first): &(Mutation, &str, u64)| {
         let on: Switches = only.parse().unwrap();
-        let is_found = (first..FIRST_PLACED + MUTATED_SEEDS).any(|seed| {
+        let is_found = (first..first + MUTATED_SEEDS).any(|seed| {
             let history = dense(seed).swarm(Swarm::Only(on)).mutation(mutation);
             let violation = history.run().unwrap().violation;
             violation.is_some_and(|v| v.rule == mutation.rule())

@@ -22,9 +22,12 @@ use crate::Mutation;
 use crate::definitions;
 use crate::network::Network;
 use crate::observer::Observer;
+use crate::placement::{NAMESPACE, TENANT, is_of};
+use crate::rules::b5_cross_node::preemptors;
 use crate::servers::ApiServer;
 use crate::store::WRITTEN_IN;
 use crate::store_faults::FROM_COMPONENT;
+use crate::world::Life;
 
 /// The namespace of the nodes' leases (heartbeats).
 const NODE_LEASES: &str = "kube-node-lease";
@@ -285,6 +288,22 @@ impl ComponentApi {
     fn misses(&self, kind: &Kind) -> bool {
         let is_controller = self.network.name.starts_with("control-");
         is_controller && self.mutation == Some(Mutation::MissOwners) && kind.group() == definitions::GROUP
+    }
+
+    /// For [`Mutation::LeaveVictims`]: whether this pod is in the way of one whose preemption a fault has interrupted.
+    fn leaves(&self, namespace: &str, name: &str) -> bool {
+        let is_tenant = |life: &Life| {
+            let named = life.pod.metadata.name.as_deref() == Some(name);
+            named && !life.removed() && is_of(&life.pod, TENANT)
+        };
+        let is_controller = self.network.name.starts_with("control-");
+        is_controller
+            && namespace == NAMESPACE
+            && self.observer.world(|world| {
+                let is_interrupted =
+                    preemptors(world).any(|(uid, _)| world.placement.interrupted.contains(uid));
+                is_interrupted && world.pods.values().any(is_tenant)
+            })
     }
 
     fn is_kubelet(&self) -> bool {

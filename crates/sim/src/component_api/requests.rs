@@ -264,6 +264,9 @@ impl Api for ComponentApi {
                 Some(Mutation::LoseLastStep) if self.is_kubelet() => {
                     return self.get(kind, &namespace, &name).await;
                 }
+                Some(Mutation::LeaveVictims) if self.leaves(&namespace, &name) => {
+                    return self.get(kind, &namespace, &name).await;
+                }
                 _ => {}
             }
             if !self.dead.is_cancelled() {

@@ -6,7 +6,7 @@ mod b3_domains;
 mod b3_rebalancing;
 mod b3_scale_down;
 pub(crate) mod b4_self_fencing;
-mod b5_cross_node;
+pub(crate) mod b5_cross_node;
 mod b6_hard_budgets;
 mod b6_surge_first;
 pub(crate) mod b7_endpoints;

@@ -445,6 +445,36 @@ fn b3_a_move_at_rest_is_seen_unless_a_budget_held_it_back() {
 }
 
 #[test]
+fn b5_a_recorded_preemption_that_is_neither_finished_nor_undone_is_seen() {
+    let at = |minute: i64| Timestamp::from_second(60 * minute).unwrap();
+    // minutes since the record, minutes without faults, the pod's node, at rest -> whether that is seen
+    for (recorded, well, node, resting, expect) in [
+        (21, Some(21), "", false, true),
+        (21, Some(19), "", false, false),
+        (19, Some(21), "", false, false),
+        (21, None, "", false, false),
+        (21, Some(21), "n1", false, false),
+        (1, None, "", true, true),
+    ] {
+        let mut landlord = pod("Pending", node, None);
+        landlord.metadata.namespace = Some("placed".into());
+        landlord.metadata.labels = Some(BTreeMap::from([("app".into(), "landlord".into())]));
+        landlord.status.get_or_insert_default().nominated_node_name = Some("n1".into());
+        let mut world = World {
+            now: at(100),
+            resting,
+            ..World::default()
+        };
+        world.pods.insert("u".into(), life(landlord));
+        world.placement.nominated.insert("u".into(), at(100 - recorded));
+        let well_since = well.map(|minutes: i64| at(100 - minutes));
+        world.well_since.insert("control-a".into(), well_since);
+        let found = broken(&Observation::Tick, &world).contains(&"B5");
+        assert_eq!(found, expect, "{recorded} {well:?} {node:?} {resting}");
+    }
+}
+
+#[test]
 fn b6_a_surge_first_eviction_without_a_record_or_a_ready_replacement_is_seen() {
     let at = |second| Timestamp::from_second(second).unwrap();
     let opted_in = |uid: &str, conditions: serde_json::Value| -> Pod {

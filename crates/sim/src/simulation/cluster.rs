@@ -102,6 +102,7 @@ pub(super) async fn start(
         plan: setting.plan,
         on,
         attacher: None,
+        interruptions: Arc::default(),
     };
     if on.has(Switch::Upgrade) {
         faults.begin_with_former(&mut setting.streams.upgrading);

@@ -26,7 +26,8 @@ const CONVERGE_WITHIN: Duration = Duration::from_secs(25 * 60);
 const COMES_TO_REST_WITHIN: Duration = Duration::from_secs(6 * 60);
 /// A pod that was created for an eviction that no client requests any more is kept for eleven minutes after the first request.
 const SURGE_ENDS_WITHIN: Duration = Duration::from_secs(14 * 60);
-/// Whether the rebalancer moves pods for ever shows at rest only: these histories always have one.
+/// Whether the rebalancer moves pods for ever, or an interrupted preemption leaves something, shows at rest only: these histories always
+/// have one.
 const RESTS: Duration = Duration::from_secs(10 * 60);
 
 /// When the faults ended, and when the desired state was reached.
@@ -80,7 +81,8 @@ impl Convergence {
         }
         self.settled = Instant::now();
         let surges = faults.on.has(Switch::SurgeFirst);
-        let rest = match surges || faults.on.has(Switch::Rebalancing) {
+        let is_observed = [Switch::Rebalancing, Switch::PreemptionCrash];
+        let rest = match surges || is_observed.iter().any(|switch| faults.on.has(*switch)) {
             true => rest.max(RESTS),
             false => rest,
         };

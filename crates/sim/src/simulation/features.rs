@@ -115,6 +115,9 @@ impl Features {
         if is_about_services(on) && !plan.suppresses(Switch::Services) {
             on = on.with(Switch::Services);
         }
+        if on.has(Switch::PreemptionCrash) && !plan.suppresses(Switch::CrossNodePreemption) {
+            on = on.with(Switch::CrossNodePreemption);
+        }
         if on.has(Switch::Crowding) {
             // Both fill nodes, with pods of which a DaemonSet's can preempt neither.
             on = on.without(Switch::HardBudgets);
@@ -140,6 +143,7 @@ impl Features {
             custom: on.has(Switch::CustomResources),
             upgrade: on.has(Switch::Upgrade),
             placement: on.has_placement(),
+            preemption_crashes: on.has(Switch::PreemptionCrash),
             zones: on.has(Switch::TopologyDomains) || on.has(Switch::Rebalancing),
             pause_millis,
         }
