@@ -77,8 +77,10 @@ pub(crate) struct Placement {
     pub requested: BTreeMap<String, Timestamp>,
     /// When its evictions were committed.
     pub moves: Vec<Timestamp>,
-    /// A workload was held back, or a budget was exhausted: moves may follow when its hour is over.
+    /// A workload was held back, or a budget was exhausted, since the policy had last nothing to do: moves may follow when its hour is over.
     pub is_held: bool,
+    /// The policy's last status says that it has nothing to do.
+    pub has_nothing_to_move: bool,
     /// When a pod of the namespace was last written, except for deletions that controllers requested.
     pub changed: Timestamp,
     /// When a zone last lost a pod.
@@ -147,6 +149,15 @@ fn is_held(policy: &Value) -> bool {
         .is_some_and(|all| all.iter().any(reason))
 }
 
+/// Whether a policy's status says that there is nothing to be moved, budgets or not.
+fn has_nothing_to_do(policy: &Value) -> bool {
+    let conditions = policy["status"]["conditions"].as_array();
+    conditions
+        .into_iter()
+        .flatten()
+        .any(|condition| condition["type"] == "Progressing" && condition["reason"] == "NothingToDo")
+}
+
 impl Placement {
     /// Applies the write of one key that is not a pod.
     pub fn take_in(&mut self, path: &str, value: Option<&[u8]>, now: Timestamp) {
@@ -162,7 +173,16 @@ impl Placement {
             }
         } else if path.starts_with(POLICIES) {
             // Anything else there is no policy, and breaks no promise.
-            self.is_held |= serde_json::from_slice(value).is_ok_and(|policy| is_held(&policy));
+            let Ok(policy) = serde_json::from_slice::<Value>(value) else {
+                return;
+            };
+            self.has_nothing_to_move = has_nothing_to_do(&policy);
+            if is_held(&policy) {
+                self.is_held = true;
+            } else if self.has_nothing_to_move {
+                // What is planned from the same state later has no moves, either: it was not for a budget that it has none.
+                self.is_held = false;
+            }
         }
     }
 

@@ -14,7 +14,7 @@ const HOUR: SignedDuration = SignedDuration::from_mins(59);
 pub(crate) fn check(seen: &Observation<'_>, world: &World) -> Result<(), Finding> {
     let placement = &world.placement;
     match seen {
-        // What was held back for an hour may be moved after it.
+        // What was held back for an hour may be moved after it, until the policy reports that nothing is left to be moved.
         Observation::MoveAsked { name } if world.resting && !placement.is_held => Err(Finding(format!(
             "the rebalancer evicts {name}, with nothing left to be done"
         ))),

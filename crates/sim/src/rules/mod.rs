@@ -5,6 +5,7 @@ mod announced;
 mod b3_domains;
 mod b3_rebalancing;
 mod b3_scale_down;
+mod b3_skew;
 pub(crate) mod b4_self_fencing;
 pub(crate) mod b5_cross_node;
 mod b6_hard_budgets;
@@ -47,7 +48,7 @@ use crate::world::{Observation, World};
 pub(crate) type Rule = fn(&Observation<'_>, &World) -> Result<(), Finding>;
 
 /// With their numbers in the specification.
-pub(crate) const ALL: [(&str, Rule); 34] = [
+pub(crate) const ALL: [(&str, Rule); 35] = [
     ("L1", l1_phases::check),
     ("L2", l2_one_life::check),
     ("T1", t1_deletion::check),
@@ -68,6 +69,7 @@ pub(crate) const ALL: [(&str, Rule); 34] = [
     ("B3", b3_domains::check),
     ("B3", b3_rebalancing::check),
     ("B3", b3_scale_down::check),
+    ("B3", b3_skew::check),
     ("B4", b4_self_fencing::check),
     ("B5", b5_cross_node::check),
     ("B6", b6_hard_budgets::check),

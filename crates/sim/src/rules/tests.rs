@@ -3,6 +3,8 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod placement;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -428,98 +430,4 @@ fn s9_a_controller_that_creates_pods_without_end_is_seen() {
         }
     }
     assert_eq!(first_broken, Some(101));
-}
-
-#[test]
-fn b3_a_move_at_rest_is_seen_unless_a_budget_held_it_back() {
-    for (resting, is_held, expect) in [(true, false, true), (true, true, false), (false, false, false)] {
-        let mut world = World {
-            resting,
-            ..World::default()
-        };
-        world.placement.is_held = is_held;
-        let seen = Observation::MoveAsked { name: "placed/a" };
-        let found = broken(&seen, &world).contains(&"B3");
-        assert_eq!(found, expect, "resting: {resting}, held: {is_held}");
-    }
-}
-
-#[test]
-fn b5_a_recorded_preemption_that_is_neither_finished_nor_undone_is_seen() {
-    let at = |minute: i64| Timestamp::from_second(60 * minute).unwrap();
-    // minutes since the record, minutes without faults, the pod's node, at rest -> whether that is seen
-    for (recorded, well, node, resting, expect) in [
-        (21, Some(21), "", false, true),
-        (21, Some(19), "", false, false),
-        (19, Some(21), "", false, false),
-        (21, None, "", false, false),
-        (21, Some(21), "n1", false, false),
-        (1, None, "", true, true),
-    ] {
-        let mut landlord = pod("Pending", node, None);
-        landlord.metadata.namespace = Some("placed".into());
-        landlord.metadata.labels = Some(BTreeMap::from([("app".into(), "landlord".into())]));
-        landlord.status.get_or_insert_default().nominated_node_name = Some("n1".into());
-        let mut world = World {
-            now: at(100),
-            resting,
-            ..World::default()
-        };
-        world.pods.insert("u".into(), life(landlord));
-        world.placement.nominated.insert("u".into(), at(100 - recorded));
-        let well_since = well.map(|minutes: i64| at(100 - minutes));
-        world.well_since.insert("control-a".into(), well_since);
-        let found = broken(&Observation::Tick, &world).contains(&"B5");
-        assert_eq!(found, expect, "{recorded} {well:?} {node:?} {resting}");
-    }
-}
-
-#[test]
-fn b6_a_surge_first_eviction_without_a_record_or_a_ready_replacement_is_seen() {
-    let at = |second| Timestamp::from_second(second).unwrap();
-    let opted_in = |uid: &str, conditions: serde_json::Value| -> Pod {
-        serde_json::from_value(json!({
-            "metadata": {
-                "name": uid, "namespace": "placed", "uid": uid, "labels": {"app": "spread"},
-                "annotations": {"knarr.io/eviction": "SurgeFirst"},
-                "ownerReferences": [{"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "r", "uid": "r", "controller": true}],
-            },
-            "spec": {"nodeName": "n1", "containers": [{"name": "c"}]},
-            "status": {"phase": "Running", "conditions": conditions},
-        }))
-        .unwrap()
-    };
-    let ready = json!({"type": "Ready", "status": "True"});
-    let record = json!({"type": "knarr.io/EvictionRequested", "status": "True"});
-    // whether the request is recorded, seconds since then, whether another pod is Ready -> whether that is seen
-    for (is_recorded, ago, is_replaced, expect) in [
-        (false, 0, true, true),
-        (true, 30, false, true),
-        (true, 30, true, false),
-        (true, 600, false, false),
-    ] {
-        let conditions = if is_recorded {
-            json!([ready, record])
-        } else {
-            json!([ready])
-        };
-        let before = opted_in("u", conditions);
-        let after = disrupted(before.clone(), "EvictionByEvictionAPI");
-        let mut world = World {
-            now: at(1_000),
-            ..World::default()
-        };
-        world.pods.insert("u".into(), life(after.clone()));
-        if is_replaced {
-            world.pods.insert("v".into(), life(opted_in("v", json!([ready]))));
-        }
-        let wanted = crate::placement::Replicas {
-            count: 1,
-            since: at(0),
-        };
-        world.placement.sets.insert("r".into(), wanted);
-        world.placement.recorded.insert("u".into(), at(1_000 - ago));
-        let found = broken(&written(&before, &after), &world).contains(&"B6");
-        assert_eq!(found, expect, "{is_recorded} {ago} {is_replaced}");
-    }
 }
