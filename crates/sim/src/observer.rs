@@ -40,6 +40,8 @@ pub struct Violation {
 
 pub(crate) struct Observer {
     clock: Arc<dyn Clock>,
+    /// Also record what components see and request.
+    story: bool,
     inner: Mutex<Inner>,
 }
 
@@ -49,8 +51,6 @@ struct Inner {
     violation: Option<Violation>,
     coverage: Coverage,
     ends: Ends,
-    /// Also record what components see and request.
-    story: bool,
     /// The period of [`commits::POD_WRITES_WITHIN_SECONDS`] of the last write of a pod, and the writes of pods in it so far.
     pod_writes: (i64, u32),
 }
@@ -89,13 +89,13 @@ impl Observer {
         };
         Observer {
             clock,
+            story,
             inner: Mutex::new(Inner {
                 world,
                 history: History::new(whole, directory),
                 violation: None,
                 coverage: Coverage::default(),
                 ends: Ends::new(),
-                story,
                 pod_writes: (0, 0),
             }),
         }
@@ -121,10 +121,16 @@ impl Observer {
         inner.history.remark(now, line);
     }
 
-    /// A line of the story, if one is recorded.
+    /// Whether a story is recorded.
+    pub fn has_story(&self) -> bool {
+        self.story
+    }
+
+    /// A line of the story, if one is recorded. It is called for each object of each list and each event of each watch: without a story it
+    /// does not lock, and reads no clock.
     pub fn record(&self, line: impl FnOnce() -> String) {
-        let mut inner = self.lock();
-        if inner.story {
+        if self.story {
+            let mut inner = self.lock();
             let now = inner.world.now;
             inner.history.remark(now, &line());
         }

@@ -11,7 +11,10 @@ use crate::distortion;
 impl ComponentApi {
     /// A list as a mutant reads it.
     pub(super) fn distort_list(&self, kind: &Kind, namespace: &str, mut list: List) -> List {
-        if kind == &registry::ENDPOINT_SLICE && self.is_kubelet() && self.mutation.is_some() {
+        if self.mutation.is_none() {
+            return list;
+        }
+        if kind == &registry::ENDPOINT_SLICE && self.is_kubelet() {
             let read = |slice| distortion::read_slice(self.mutation, slice);
             list.items = list.items.into_iter().map(read).collect();
         }

@@ -240,8 +240,15 @@ impl ComponentApi {
         .await
     }
 
-    /// For the story: the request and its answer.
-    async fn record_request<T>(&self, what: String, asked: impl Future<Output = Result<T>>) -> Result<T> {
+    /// For the story, if there is one: the request, as `what` describes it, and its answer.
+    async fn record_request<T>(
+        &self,
+        what: Option<String>,
+        asked: impl Future<Output = Result<T>>,
+    ) -> Result<T> {
+        let Some(what) = what else {
+            return asked.await;
+        };
         let (who, observer) = (&self.network.name, &self.observer);
         observer.record(|| format!("{who} asks to {what}"));
         let answer = asked.await;

@@ -72,9 +72,11 @@ impl Api for ComponentApi {
         if self.misses(kind) {
             list.items.clear();
         }
-        for object in &list.items {
-            self.observer
-                .record(|| seen(&self.network.name, object) + " in a list");
+        if self.observer.has_story() {
+            for object in &list.items {
+                self.observer
+                    .record(|| seen(&self.network.name, object) + " in a list");
+            }
         }
         Ok(list)
     }
@@ -141,11 +143,10 @@ impl Api for ComponentApi {
         let meta = object.metadata();
         let namespace = meta.namespace.as_deref().unwrap_or_default();
         let name = meta.name.as_deref().or(meta.generate_name.as_deref());
-        let what = format!(
-            "create {} {}",
-            kind.plural(),
-            full_name(namespace, name.unwrap_or_default())
-        );
+        let what = self.observer.has_story().then(|| {
+            let name = full_name(namespace, name.unwrap_or_default());
+            format!("create {} {name}", kind.plural())
+        });
         // The creation of the lease is the first renewal.
         let sent = self.renewal_begins(&kind, &*object);
         let asked = distortion::requested(self.mutation, &*object);
@@ -198,10 +199,12 @@ impl Api for ComponentApi {
         }
         let sent = self.renewal_begins(kind, &*object);
         let meta = object.metadata();
-        let name = meta.name.as_deref().unwrap_or_default();
-        let name = full_name(meta.namespace.as_deref().unwrap_or_default(), name);
-        let since = meta.resource_version.as_deref().unwrap_or("any revision");
-        let what = format!("update {} {name} {subresource} (from {since})", kind.plural());
+        let what = self.observer.has_story().then(|| {
+            let name = meta.name.as_deref().unwrap_or_default();
+            let name = full_name(meta.namespace.as_deref().unwrap_or_default(), name);
+            let since = meta.resource_version.as_deref().unwrap_or("any revision");
+            format!("update {} {name} {subresource} (from {since})", kind.plural())
+        });
         let updated = self.send_repeatable(|api| {
             let (kind, object, subresource) = (kind.clone(), object.clone_box(), subresource.clone());
             async move { api.update(&kind, object, &subresource).await }
@@ -236,8 +239,10 @@ impl Api for ComponentApi {
         }
         let (namespace, name) = (namespace.to_string(), name.to_string());
         let (kind, subresource) = (kind.clone(), subresource.to_string());
-        let of = full_name(&namespace, &name);
-        let what = format!("patch {} {of} {subresource}", kind.plural());
+        let what = self.observer.has_story().then(|| {
+            let of = full_name(&namespace, &name);
+            format!("patch {} {of} {subresource}", kind.plural())
+        });
         let patched = self.send(true, |api| async move {
             api.patch(&kind, &namespace, &name, &subresource, patch).await
         });
@@ -273,10 +278,12 @@ impl Api for ComponentApi {
                 self.observer.delete_asked(&self.network.name, &name, &options);
             }
         }
-        let grace = options.grace_period_seconds;
-        let grace = grace.map_or("its own".to_string(), |seconds| format!("{seconds} s"));
-        let of = full_name(&namespace, &name);
-        let what = format!("delete {} {of} (grace: {grace})", kind.plural());
+        let what = self.observer.has_story().then(|| {
+            let grace = options.grace_period_seconds;
+            let grace = grace.map_or("its own".to_string(), |seconds| format!("{seconds} s"));
+            let of = full_name(&namespace, &name);
+            format!("delete {} {of} (grace: {grace})", kind.plural())
+        });
         let deleted = self.send_repeatable(|api| {
             let (namespace, name, options) = (namespace.clone(), name.clone(), options.clone());
             let kind = kind.clone();
@@ -286,12 +293,14 @@ impl Api for ComponentApi {
     }
 
     async fn create_binding(&self, binding: Binding) -> Result<()> {
-        let meta = &binding.metadata;
-        let of = full_name(
-            meta.namespace.as_deref().unwrap_or_default(),
-            meta.name.as_deref().unwrap_or_default(),
-        );
-        let what = format!("create {} {of} binding", registry::POD.plural());
+        let what = self.observer.has_story().then(|| {
+            let meta = &binding.metadata;
+            let of = full_name(
+                meta.namespace.as_deref().unwrap_or_default(),
+                meta.name.as_deref().unwrap_or_default(),
+            );
+            format!("create {} {of} binding", registry::POD.plural())
+        });
         let created = self.send(true, |api| async move { api.create_binding(binding).await });
         self.record_request(what, created).await
     }
@@ -307,7 +316,10 @@ impl Api for ComponentApi {
         let (namespace, name) = (namespace.to_string(), name.to_string());
         let (kind, subresource) = (kind.clone(), subresource.to_string());
         let of = full_name(&namespace, &name);
-        let what = format!("create {} {of} {subresource}", kind.plural());
+        let what = self
+            .observer
+            .has_story()
+            .then(|| format!("create {} {of} {subresource}", kind.plural()));
         let moved = self.moves(&subresource, &body);
         if let Some(uid) = moved.as_deref().filter(|_| !self.dead.is_cancelled()) {
             self.observer.move_asked(&of, uid);

@@ -30,7 +30,7 @@ impl Observer {
                 };
                 inner.world.processes.insert(key, process.clone());
                 inner.ends.remove(&process.uid);
-                if inner.story {
+                if self.story {
                     let of = format!("{}/{}", process.name, process.container);
                     let line = format!("{node} {id} {of} runs in {}", process.sandbox);
                     inner.history.remark(now, &line);
