@@ -3,6 +3,8 @@
 //! The eviction API records an evicted pod in `status.disruptedPods`; it does not count as healthy from then on, for two minutes or
 //! until it is deleted. A budget that cannot be computed allows no disruption.
 
+pub mod stale;
+
 use std::collections::BTreeMap;
 use std::time::Duration;
 

@@ -135,6 +135,7 @@ pub fn all(config: &Config) -> Vec<Box<dyn Controller>> {
         Box::new(daemonset::DaemonSets),
         Box::new(deployment::Deployments),
         Box::new(disruption::Disruptions),
+        Box::new(disruption::stale::StaleDisruptions),
         Box::new(endpoint_propagation::EndpointPropagation),
         Box::new(endpoints::legacy::Endpoints),
         Box::new(endpoints::mirroring::EndpointSliceMirroring),
