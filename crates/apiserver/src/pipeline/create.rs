@@ -45,10 +45,11 @@ impl Pipeline {
         check_namespace(target, &mut *object)?;
         self.catch_up(ctx).await?;
         self.check_definition(target.kind)?;
-        let meta = object.metadata();
+        let mut write = self.complete(ctx, Write::create(target, object)).await?;
+        // Admission may have set either.
+        let meta = write.object.metadata();
         let prefix = meta.generate_name.clone().filter(|g| !g.is_empty());
         let has_name = meta.name.as_deref().is_some_and(|n| !n.is_empty());
-        let mut write = self.complete(ctx, Write::create(target, object)).await?;
         if let Some(prefix) = prefix.as_deref().filter(|_| !has_name) {
             write.object.metadata_mut().name = Some(self.generate_name(&write, prefix)?);
         }
