@@ -10,6 +10,7 @@ use k8s_openapi::api::*;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use k8s_openapi::kube_aggregator::pkg::apis::apiregistration::v1::APIService;
 
+use crate::any_object::AnyObject;
 use crate::api_type::TypedOps;
 use crate::custom;
 use crate::emulation::Emulation;
@@ -62,6 +63,15 @@ macro_rules! kinds {
                 fn kind_of() -> &'static Kind {
                     &$name
                 }
+                // Never inlined: a caller in another crate would compile the type's whole vtable, with its encoder, once more.
+                #[inline(never)]
+                fn into_object(self) -> Box<dyn AnyObject> {
+                    Box::new(self)
+                }
+                #[inline(never)]
+                fn as_object(&self) -> &dyn AnyObject {
+                    self
+                }
             }
         )*
         /// All of them.
@@ -74,6 +84,11 @@ macro_rules! kinds {
 /// A Rust type that is a kind of the registry.
 pub trait Registered: crate::ApiType + 'static {
     fn kind_of() -> &'static Kind;
+    /// The same object without its static type. Other crates call this instead of coercing a `Box<Self>`: a coercion compiles the encoder of
+    /// the type and of all types in it into the crate that has it (a million lines of LLVM's code for a Pod).
+    fn into_object(self) -> Box<dyn AnyObject>;
+    /// A reference without the static type; see [`Registered::into_object`].
+    fn as_object(&self) -> &dyn AnyObject;
 }
 
 kinds! {

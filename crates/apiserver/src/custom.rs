@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use knarr_api::custom::conditions::{self, FINALIZER, TERMINATING};
-use knarr_api::registry::CUSTOM_RESOURCE_DEFINITION as CRD;
-use knarr_api::{AnyObject, Kind, Object, k8s_openapi};
+use knarr_api::registry::{CUSTOM_RESOURCE_DEFINITION as CRD, Registered};
+use knarr_api::{Kind, Object, k8s_openapi};
 use knarr_apimachinery::Error;
 
 use crate::api_services::ApiServiceRegistration;
@@ -136,7 +136,7 @@ impl DefinitionController {
             subresource,
             ..Target::main(&CRD, "", &name)
         };
-        let mut replace = |_: &mut Ctx, _: &Arc<Object>| Ok(Box::new(crd.clone()) as Box<dyn AnyObject>);
+        let mut replace = |_: &mut Ctx, _: &Arc<Object>| Ok(crd.clone().into_object());
         self.client.update(&target, &mut replace).await
     }
 

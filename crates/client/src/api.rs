@@ -235,15 +235,15 @@ impl<A: Api + ?Sized> TypedApi for A {
     }
 
     async fn create_as<T: Registered>(&self, object: T) -> Result<Shared<T>> {
-        Shared::new(self.create(T::kind_of(), Box::new(object)).await?)
+        Shared::new(self.create(T::kind_of(), object.into_object()).await?)
     }
 
     async fn update_as<T: Registered>(&self, object: T) -> Result<Shared<T>> {
-        Shared::new(self.update(T::kind_of(), Box::new(object), "").await?)
+        Shared::new(self.update(T::kind_of(), object.into_object(), "").await?)
     }
 
     async fn update_status_as<T: Registered>(&self, object: T) -> Result<Shared<T>> {
-        Shared::new(self.update(T::kind_of(), Box::new(object), "status").await?)
+        Shared::new(self.update(T::kind_of(), object.into_object(), "status").await?)
     }
 
     async fn bind(&self, pod: &Pod, node: &NodeName) -> Result<()> {

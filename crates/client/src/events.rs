@@ -12,7 +12,7 @@ use k8s_openapi::api::core::v1::{Event, EventSource, ObjectReference};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use k8s_openapi::jiff::Timestamp;
 use knarr_api::k8s_openapi;
-use knarr_api::registry;
+use knarr_api::registry::{self, Registered};
 use knarr_api::{AnyObject, Kind, Object};
 use knarr_apimachinery::time::seconds;
 use serde_json::json;
@@ -408,7 +408,7 @@ async fn write_one(api: &dyn Api, write: EventWrite) -> knarr_apimachinery::Resu
             }
         }
     };
-    api.create(&registry::EVENT, Box::new(event)).await.map(drop)
+    api.create(&registry::EVENT, event.into_object()).await.map(drop)
 }
 
 #[cfg(test)]

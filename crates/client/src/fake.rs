@@ -16,7 +16,7 @@ use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::Pod;
 use knarr_api::deletion::Propagation;
 use knarr_api::k8s_openapi;
-use knarr_api::registry;
+use knarr_api::registry::{self, Registered};
 use knarr_api::{AnyObject, Kind, Object, ObjectKey};
 use knarr_apimachinery::time::seconds;
 use knarr_apimachinery::{Error, Result};
@@ -229,7 +229,7 @@ impl FakeApi {
     }
 
     /// Changes a stored object as another client would.
-    pub async fn edit<T: knarr_api::registry::Registered>(
+    pub async fn edit<T: Registered>(
         &self,
         namespace: &str,
         name: &str,
@@ -243,7 +243,7 @@ impl FakeApi {
                 .ok_or_else(|| Error::internal("stored under another kind's name"))?
         };
         edit(&mut typed);
-        self.update(T::kind_of(), Box::new(typed), subresource).await
+        self.update(T::kind_of(), typed.into_object(), subresource).await
     }
 }
 
@@ -553,7 +553,7 @@ impl Api for FakeApi {
             ));
         }
         spec.node_name = Some(node.to_string());
-        state.write(kind, Box::new(pod));
+        state.write(kind, pod.into_object());
         Ok(serde_json::json!({"kind": "Status", "apiVersion": "v1", "status": "Success"}))
     }
 }

@@ -6,6 +6,7 @@ use std::time::Duration;
 use futures::future::join_all;
 use k8s_openapi::api::authorization::v1::SubjectAccessReview;
 use k8s_openapi::api::core::v1::{Node, ObjectReference, Pod};
+use knarr_api::registry::Registered;
 use knarr_api::{AnyObject, k8s_openapi, registry};
 use knarr_client::custom_kinds::kind_of;
 use knarr_client::{
@@ -291,7 +292,11 @@ impl Executor {
                         spec,
                         ..SubjectAccessReview::default()
                     };
-                    let response = self.api.create(kind, Box::new(review)).await.map_err(&failure)?;
+                    let response = self
+                        .api
+                        .create(kind, review.into_object())
+                        .await
+                        .map_err(&failure)?;
                     let status = response
                         .get::<SubjectAccessReview>()
                         .and_then(|r| r.status.as_ref());

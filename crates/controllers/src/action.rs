@@ -156,7 +156,7 @@ impl Action {
     pub fn update_subresource<T: Registered>(object: T, subresource: &'static str) -> Self {
         Action::Update {
             kind: T::kind_of().clone(),
-            object: Box::new(object),
+            object: object.into_object(),
             subresource,
         }
     }
@@ -164,7 +164,7 @@ impl Action {
     pub fn update_many<T: Registered>(objects: impl Iterator<Item = T>, subresource: &'static str) -> Self {
         Action::UpdateMany {
             kind: T::kind_of().clone(),
-            objects: objects.map(|o| Box::new(o) as Box<dyn AnyObject>).collect(),
+            objects: objects.map(Registered::into_object).collect(),
             subresource,
         }
     }
@@ -194,7 +194,7 @@ impl Create {
     pub fn new<T: Registered>(object: T) -> Self {
         Create {
             kind: T::kind_of().clone(),
-            object: Box::new(object),
+            object: object.into_object(),
             ignore_already_exists: false,
             report: None,
         }

@@ -67,7 +67,7 @@ impl World {
         let name = meta.name.clone().unwrap();
         meta.uid.get_or_insert_with(|| format!("uid-{name}"));
         meta.resource_version.get_or_insert_with(|| "1".into());
-        let object = Arc::new(Object::from_typed(kind, Box::new(object)));
+        let object = Arc::new(Object::from_typed(kind, object.into_object()));
         self.objects.insert(
             (kind.plural().to_string(), ObjectKey::of(&object)),
             object.clone(),

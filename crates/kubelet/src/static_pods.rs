@@ -9,7 +9,8 @@ use k8s_openapi::api::core::v1::{Container, ContainerStatus, Pod, PodStatus, Tol
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use k8s_openapi::jiff::Timestamp;
 use knarr_api::k8s_openapi;
-use knarr_apimachinery::codec::{self, DecodeError, StrictError};
+use knarr_api::kinds::pod;
+use knarr_apimachinery::codec::{DecodeError, StrictError};
 use knarr_apimachinery::field::ErrorList;
 use knarr_apimachinery::ids::NodeName;
 use serde_json::Value;
@@ -67,7 +68,7 @@ pub fn read(
         }
     }
     let json = serde_json::to_vec(document).map_err(|e| ManifestError::Encode(e.to_string()))?;
-    let (mut pod, strict_errors) = codec::read::<Pod>(&json)?;
+    let (mut pod, strict_errors) = pod::read(&json)?;
     let mut unknown = strict_errors.iter().filter_map(|error| match error {
         StrictError::UnknownField(field) => Some(field),
         StrictError::DuplicateField(_) => None,

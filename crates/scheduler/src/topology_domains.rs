@@ -70,7 +70,7 @@ impl Template {
                 ..NodeStatus::default()
             }),
         };
-        let object = Object::from_typed(Node::kind_of(), Box::new(node));
+        let object = Object::from_typed(Node::kind_of(), node.into_object());
         Shared::new(Arc::new(object)).ok().map(NodeInfo::bare)
     }
 }

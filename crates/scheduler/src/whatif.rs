@@ -333,7 +333,7 @@ impl Snapshot {
             spec.node_name = None;
         }
         change(&mut made);
-        let object = Object::from_typed(Pod::kind_of(), Box::new(made));
+        let object = Object::from_typed(Pod::kind_of(), made.into_object());
         Shared::new(Arc::new(object)).ok()
     }
 
@@ -394,7 +394,7 @@ impl Snapshot {
                 });
                 let mut bound: Pod = (*pod).clone();
                 bound.spec.get_or_insert_default().node_name = Some(node.into());
-                let bound = Object::from_typed(Pod::kind_of(), Box::new(bound));
+                let bound = Object::from_typed(Pod::kind_of(), bound.into_object());
                 self.scheduler.bound(&pod);
                 if let Ok(bound) = Shared::new(Arc::new(bound)) {
                     self.add(bound);
@@ -415,7 +415,7 @@ impl Snapshot {
                 // The nomination is kept under the pod's name, so the pod has to carry it in its status.
                 let mut nominated: Pod = (*pod).clone();
                 nominated.status.get_or_insert_default().nominated_node_name = Some(String::from(&node));
-                let nominated = Object::from_typed(Pod::kind_of(), Box::new(nominated));
+                let nominated = Object::from_typed(Pod::kind_of(), nominated.into_object());
                 if let Ok(nominated) = Shared::new(Arc::new(nominated)) {
                     self.add(nominated);
                 }

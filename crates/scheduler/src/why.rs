@@ -302,7 +302,7 @@ fn dry_run(scheduler: &mut Scheduler, pod: &Shared<Pod>, changes: &[&Change]) ->
     for change in changes {
         change.apply(&mut changed);
     }
-    let changed = Object::from_typed(Pod::kind_of(), Box::new(changed));
+    let changed = Object::from_typed(Pod::kind_of(), changed.into_object());
     let changed = Shared::<Pod>::new(changed.into()).ok()?;
     let info = scheduler.info(&changed);
     let Decision::Node { name, .. } = scheduler.schedule(&info) else {

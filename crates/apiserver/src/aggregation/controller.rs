@@ -8,7 +8,8 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use k8s_openapi::kube_aggregator::pkg::apis::apiregistration::v1::APIService;
-use knarr_api::{AnyObject, Object, k8s_openapi, registry};
+use knarr_api::registry::Registered;
+use knarr_api::{Object, k8s_openapi, registry};
 use knarr_apimachinery::Error;
 use tokio::sync::mpsc::Receiver;
 use tokio::time::{Instant, sleep, timeout};
@@ -304,7 +305,7 @@ impl ApiServiceController {
             if Spec::of(&next).as_ref() == checked {
                 condition.write(&mut next, now);
             }
-            Ok(Box::new(next) as Box<dyn AnyObject>)
+            Ok(next.into_object())
         };
         match self.client.update(&target, &mut set_condition).await {
             Err(e) if !e.is_not_found() => Err(e),

@@ -11,6 +11,7 @@ use k8s_openapi::api::rbac::v1::{
     AggregationRule, ClusterRole, ClusterRoleBinding, PolicyRule, Role, RoleBinding, RoleRef, Subject,
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
+use knarr_api::registry::Registered;
 use knarr_api::{AnyObject, Kind, k8s_openapi, registry};
 
 use super::rules;
@@ -87,41 +88,45 @@ fn object(block: &[&str]) -> Option<DefaultObject> {
             });
             Some(DefaultObject {
                 kind: &registry::CLUSTER_ROLE,
-                object: Box::new(ClusterRole {
+                object: ClusterRole {
                     metadata: meta,
                     // The aggregation controller sets the rules of aggregated roles.
                     rules: Some(rules()?).filter(|r| !r.is_empty()),
                     aggregation_rule,
-                }),
+                }
+                .into_object(),
             })
         }
         "Role" => Some(DefaultObject {
             kind: &registry::ROLE,
-            object: Box::new(Role {
+            object: Role {
                 metadata: meta,
                 rules: Some(rules()?),
-            }),
+            }
+            .into_object(),
         }),
         "ClusterRoleBinding" => {
             let (role_ref, subjects) = binding(&rest)?;
             Some(DefaultObject {
                 kind: &registry::CLUSTER_ROLE_BINDING,
-                object: Box::new(ClusterRoleBinding {
+                object: ClusterRoleBinding {
                     metadata: meta,
                     role_ref,
                     subjects,
-                }),
+                }
+                .into_object(),
             })
         }
         "RoleBinding" => {
             let (role_ref, subjects) = binding(&rest)?;
             Some(DefaultObject {
                 kind: &registry::ROLE_BINDING,
-                object: Box::new(RoleBinding {
+                object: RoleBinding {
                     metadata: meta,
                     role_ref,
                     subjects,
-                }),
+                }
+                .into_object(),
             })
         }
         _ => None,

@@ -4,6 +4,7 @@
 use std::sync::{Arc, Weak};
 
 use k8s_openapi::api::flowcontrol::v1::{FlowSchema, FlowSchemaCondition};
+use knarr_api::registry::Registered;
 use knarr_api::{k8s_openapi, registry};
 use knarr_apimachinery::Error;
 use knarr_apimachinery::time::seconds;
@@ -137,7 +138,7 @@ impl FlowControlController {
                         .get_or_insert_default();
                     conditions.retain(|c| c.type_.as_deref() != Some(DANGLING));
                     conditions.push(desired.clone());
-                    Ok(Box::new(schema))
+                    Ok(schema.into_object())
                 })
                 .await;
             match result {

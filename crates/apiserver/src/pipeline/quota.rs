@@ -1,7 +1,7 @@
 //! Writes of quotas' status, through the pipeline like every write: they are admitted like others.
 
 use async_trait::async_trait;
-use knarr_api::{AnyObject, registry};
+use knarr_api::registry::{self, Registered};
 use knarr_apimachinery::Error;
 use knarr_client::Preconditions;
 
@@ -26,7 +26,7 @@ impl QuotaAccessor for Pipeline {
         // No field manager: `status.used` changes with every pod.
         ctx.manager = None;
         self.update(&mut ctx, &target, preconditions, &mut |_, old| {
-            Ok(Box::new(change(old)?) as Box<dyn AnyObject>)
+            Ok(change(old)?.into_object())
         })
         .await
         .map(drop)

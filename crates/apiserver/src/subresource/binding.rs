@@ -1,6 +1,7 @@
 //! `pods/binding`: assigns a pod to a node, once (SPEC L2).
 
 use k8s_openapi::api::core::v1::{Binding, Pod, PodCondition};
+use knarr_api::registry::Registered;
 use knarr_api::{Object, k8s_openapi};
 use knarr_apimachinery::Error;
 use knarr_apimachinery::field::{Cause, ErrorList, FieldError, Path, quoted};
@@ -107,7 +108,7 @@ impl Pipeline {
             set_scheduled(status.conditions.get_or_insert_default(), ctx.now);
             // A concurrent status update does not conflict with the assignment: the pod is bound in its latest state.
             pod.metadata.resource_version = None;
-            Ok(Box::new(pod))
+            Ok(pod.into_object())
         })
         .await
         .map(drop)

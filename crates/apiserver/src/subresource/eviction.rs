@@ -9,6 +9,7 @@ use k8s_openapi::api::core::v1::{Pod, PodCondition};
 use k8s_openapi::api::policy::v1::{Eviction, PodDisruptionBudget};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::StatusCause;
 use knarr_api::kinds::pod::{is_ready, is_terminal};
+use knarr_api::registry::Registered;
 use knarr_api::{Object, Shared, k8s_openapi, registry};
 use knarr_apimachinery::Error;
 use knarr_apimachinery::labels::Selector;
@@ -147,7 +148,7 @@ impl Pipeline {
                 Error::internal("an object stored as a PodDisruptionBudget does not decode as one")
             })?;
             check_and_decrement(&mut budget, &pod_name, ctx.now)?;
-            Ok(Box::new(budget))
+            Ok(budget.into_object())
         })
         .await?;
         Ok(false)
@@ -189,7 +190,7 @@ impl Pipeline {
                         ..PodCondition::default()
                     });
                 }
-                Ok(Box::new(pod))
+                Ok(pod.into_object())
             })
             .await?;
         if request.options.preconditions.resource_version.is_some() {

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{Node, ObjectReference, Pod};
+use knarr_api::k8s_openapi;
 use knarr_api::registry::Registered;
-use knarr_api::{AnyObject, k8s_openapi};
 use knarr_client::EventRecorder;
 use knarr_client::events::{EventType, reference_to};
 
@@ -66,5 +66,5 @@ impl Events {
 }
 
 fn reference(pod: &Pod) -> ObjectReference {
-    reference_to(Pod::kind_of(), pod as &dyn AnyObject)
+    reference_to(Pod::kind_of(), pod.as_object())
 }

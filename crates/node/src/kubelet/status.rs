@@ -180,7 +180,10 @@ async fn write_status(
         let annotations = pod.metadata.annotations.get_or_insert_default();
         annotations.insert(TERMINATION_HISTORY_ANNOTATION.into(), history.into());
     }
-    match api.update(core::Pod::kind_of(), Box::new(pod), "status").await {
+    match api
+        .update(core::Pod::kind_of(), pod.into_object(), "status")
+        .await
+    {
         Ok(written) => Ok(written.to_typed::<core::Pod>().map(Arc::new)),
         Err(error) if error.is_not_found() => Ok(None),
         Err(error) => Err(error),

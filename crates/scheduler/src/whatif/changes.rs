@@ -27,7 +27,7 @@ impl Snapshot {
         };
         let mut cordoned: Node = (**node).clone();
         cordoned.spec.get_or_insert_default().unschedulable = Some(true);
-        let cordoned = Object::from_typed(Node::kind_of(), Box::new(cordoned));
+        let cordoned = Object::from_typed(Node::kind_of(), cordoned.into_object());
         if let Ok(cordoned) = Shared::new(Arc::new(cordoned)) {
             self.scheduler.node_changed(name, Some(cordoned), self.now);
         }

@@ -9,6 +9,7 @@ pub mod surge_first;
 pub mod topology_spread;
 
 use k8s_openapi::api::core::v1::Pod;
+use knarr_apimachinery::codec::{self, DecodeError, StrictError};
 
 use super::text;
 use crate::api_type::ApiType;
@@ -20,6 +21,17 @@ pub use preemption::{
     requests_cross_node_preemption, unknown_preemption_values,
 };
 pub use state::{condition, is_ready, node_name, phase, ready_since};
+
+/// Decodes a pod that is not from the API, as [`codec::read`] does, with its strict errors.
+///
+/// # Errors
+///
+/// If `json` is no pod.
+// Not generic and never inlined: the decoders of a pod's types are compiled in this crate only.
+#[inline(never)]
+pub fn read(json: &[u8]) -> Result<(Pod, Vec<StrictError>), DecodeError> {
+    codec::read(json)
+}
 
 /// Whether the phase is one that a pod does not leave.
 pub fn is_terminal_phase(phase: &str) -> bool {

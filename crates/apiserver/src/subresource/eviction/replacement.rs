@@ -6,6 +6,7 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::Pod;
 use knarr_api::kinds::pod::is_ready;
 use knarr_api::kinds::pod::surge_first::{SURGE_FIRST, record_eviction_request};
+use knarr_api::registry::Registered;
 use knarr_api::{Kind, Object, k8s_openapi, registry};
 use knarr_apimachinery::Error;
 use knarr_client::Preconditions;
@@ -99,7 +100,7 @@ impl Pipeline {
         self.update(ctx, &status, &preconditions, &mut |ctx, old| {
             let mut pod: Pod = decoded::<Pod>(old)?.clone();
             record_eviction_request(&mut pod, ctx.now);
-            Ok(Box::new(pod))
+            Ok(pod.into_object())
         })
         .await?;
         Ok(())
