@@ -10,6 +10,7 @@ use k8s_openapi::api::core::v1::PodTemplateSpec;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use k8s_openapi::apimachinery::pkg::runtime::RawExtension;
 use knarr_api::k8s_openapi;
+use knarr_api::kinds::template;
 use knarr_api::registry;
 use knarr_api::{Object, Shared};
 use knarr_apimachinery::labels::Selector;
@@ -27,7 +28,7 @@ const NAME_BYTES: usize = 223;
 
 /// The data of a revision: the patch for the template.
 pub fn data(template: &PodTemplateSpec) -> Value {
-    let mut template = match serde_json::to_value(template) {
+    let mut template = match template::to_value(template) {
         Ok(value) => value,
         Err(e) => unreachable!("a typed template always encodes: {e}"),
     };
@@ -43,7 +44,7 @@ pub fn template_of(revision: &ControllerRevision) -> Option<PodTemplateSpec> {
     if let Value::Object(map) = &mut template {
         map.remove("$patch");
     }
-    serde_json::from_value(template).ok()
+    template::from_value(template).ok()
 }
 
 /// FNV-1, 32 bits, of the data and the number of collisions, in letters that form no words (SafeEncodeString).

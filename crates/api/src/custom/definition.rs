@@ -9,6 +9,7 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
 use knarr_cel::check::Declared;
 use knarr_cel::check::declared::Shape;
 use knarr_cel::structural::{Schema, declared};
+use serde_json::Value;
 
 use super::conditions;
 use super::ops::CustomOps;
@@ -32,6 +33,18 @@ const PART_VERBS: Verbs = &["get", "patch", "update"];
 
 const STATUS: Subresource = Subresource::new("status", ("", "", ""), PART_VERBS);
 const SCALE: Subresource = Subresource::new("scale", ("autoscaling", "v1", "Scale"), PART_VERBS);
+
+/// Parses a CustomResourceDefinition from a document that is part of the program: of a kind of knarr's own. What clients send is decoded by
+/// its kind's `Ops`.
+///
+/// # Errors
+///
+/// If the document is no CustomResourceDefinition.
+// Not generic, so that the decoders of a definition's types are compiled in this crate only.
+#[inline(never)]
+pub fn parse_definition(document: Value) -> serde_json::Result<CustomResourceDefinition> {
+    serde_json::from_value(document)
+}
 
 /// The kinds of one CustomResourceDefinition.
 #[derive(Clone, Debug)]

@@ -20,7 +20,7 @@ mod scale;
 pub mod shape;
 mod webhook;
 
-pub use definition::{Definition, Names, declared_version, definition_name, version_order};
+pub use definition::{Definition, Names, declared_version, definition_name, parse_definition, version_order};
 pub use object::CustomObject;
 pub use ops::CustomOps;
 pub use rules::{PrinterColumn, Rules};

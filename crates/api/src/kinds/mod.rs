@@ -29,7 +29,7 @@ mod secret;
 mod service;
 pub mod service_ips;
 mod stateful_set;
-mod template;
+pub mod template;
 pub mod toleration;
 mod volume_attachment;
 

@@ -2,6 +2,7 @@
 
 use k8s_openapi::api::core::v1::PodTemplateSpec;
 use knarr_api::k8s_openapi;
+use knarr_api::kinds::template;
 
 /// The label that distinguishes the pods of one template from those of another.
 pub const POD_TEMPLATE_HASH: &str = "pod-template-hash";
@@ -32,7 +33,7 @@ pub fn hash(template: &PodTemplateSpec, collisions: i32) -> String {
         ..without_hash(template)
     };
     // Fields are written in the schema's order and maps sorted: equal templates give equal bytes.
-    let text = match serde_json::to_string(&template) {
+    let text = match template::to_string(&template) {
         Ok(text) => text,
         Err(e) => unreachable!("a typed template always encodes: {e}"),
     };

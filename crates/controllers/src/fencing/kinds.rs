@@ -8,7 +8,7 @@ use std::sync::{Arc, LazyLock};
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, LabelSelector, ObjectMeta, Time};
-use knarr_api::custom::{Definition, conditions};
+use knarr_api::custom::{Definition, conditions, parse_definition};
 use knarr_api::{AnyObject, Kind, Object, k8s_openapi};
 use knarr_apimachinery::Error;
 use serde::de::DeserializeOwned;
@@ -413,7 +413,7 @@ fn definition(kind: &str, plural: &str, properties: Value, columns: Value) -> Cu
             }],
         },
     });
-    match serde_json::from_value(document) {
+    match parse_definition(document) {
         Ok(definition) => definition,
         Err(e) => unreachable!("a definition of knarr's own does not parse: {e}"),
     }

@@ -10,7 +10,7 @@ use k8s_openapi::api::core::v1::Taint;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, LabelSelector, ObjectMeta, Time};
-use knarr_api::custom::{Definition, conditions};
+use knarr_api::custom::{Definition, conditions, parse_definition};
 use knarr_api::{AnyObject, Kind, Object, k8s_openapi};
 use knarr_apimachinery::Error;
 use serde::{Deserialize, Serialize};
@@ -382,7 +382,7 @@ pub fn definition() -> CustomResourceDefinition {
             }],
         },
     });
-    match serde_json::from_value(document) {
+    match parse_definition(document) {
         Ok(definition) => definition,
         Err(e) => unreachable!("a definition of knarr's own does not parse: {e}"),
     }
