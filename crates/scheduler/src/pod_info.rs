@@ -478,7 +478,7 @@ fn class_key(pod: &Pod) -> Vec<u8> {
         if volume.image.is_some() || claim.is_some() || volume.ephemeral.is_some() {
             put(&volume.image);
             put(&claim.map(|c| &c.claim_name));
-            put(&volume.ephemeral);
+            put(&erased::Ephemeral(volume));
             // The claim of an ephemeral volume is the pod's own, and must be owned by it.
             put(&volume
                 .ephemeral
@@ -493,7 +493,7 @@ fn class_key(pod: &Pod) -> Vec<u8> {
             || volume.cinder.is_some()
             || volume.portworx_volume.is_some();
         if disk {
-            put(volume);
+            put(&erased::Whole(volume));
         }
     }
     key
@@ -501,20 +501,45 @@ fn class_key(pod: &Pod) -> Vec<u8> {
 
 /// The parts of a key, encoded so that different lists of parts have different encodings.
 mod erased {
+    use k8s_openapi::api::core::v1::Volume;
+    use knarr_api::k8s_openapi;
+    use knarr_api::kinds::pod::{write_ephemeral, write_volume};
     use serde::Serialize;
 
     pub(super) trait Part {
         fn write(&self, to: &mut Vec<u8>);
     }
 
+    /// A volume, and the source of one that is ephemeral: `knarr-api` has the encoders of their many types.
+    pub(super) struct Whole<'a>(pub &'a Volume);
+    pub(super) struct Ephemeral<'a>(pub &'a Volume);
+
+    impl Part for Whole<'_> {
+        fn write(&self, to: &mut Vec<u8>) {
+            let written = write_volume(self.0, to);
+            end(written, to);
+        }
+    }
+
+    impl Part for Ephemeral<'_> {
+        fn write(&self, to: &mut Vec<u8>) {
+            let written = write_ephemeral(self.0.ephemeral.as_ref(), to);
+            end(written, to);
+        }
+    }
+
     impl<T: Serialize> Part for T {
         fn write(&self, to: &mut Vec<u8>) {
-            // These types are plain data and always serialize to JSON. If one did not, the pods would only share
-            // less.
-            if let Err(error) = serde_json::to_writer(&mut *to, self) {
-                to.extend_from_slice(error.to_string().as_bytes());
-            }
-            to.push(0);
+            let written = serde_json::to_writer(&mut *to, self);
+            end(written, to);
         }
+    }
+
+    /// Ends a part. These types are plain data and always serialize to JSON. If one did not, the pods would only share less.
+    fn end(written: serde_json::Result<()>, to: &mut Vec<u8>) {
+        if let Err(error) = written {
+            to.extend_from_slice(error.to_string().as_bytes());
+        }
+        to.push(0);
     }
 }

@@ -8,7 +8,7 @@ mod state;
 pub mod surge_first;
 pub mod topology_spread;
 
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{EphemeralVolumeSource, Pod, Volume};
 use knarr_apimachinery::codec::{self, DecodeError, StrictError};
 
 use super::text;
@@ -31,6 +31,27 @@ pub use state::{condition, is_ready, node_name, phase, ready_since};
 #[inline(never)]
 pub fn read(json: &[u8]) -> Result<(Pod, Vec<StrictError>), DecodeError> {
     codec::read(json)
+}
+
+/// Appends a volume's JSON as serde writes it.
+///
+/// # Errors
+///
+/// Never for a typed volume.
+// As [`read`]: a volume has some thirty types of sources.
+#[inline(never)]
+pub fn write_volume(volume: &Volume, out: &mut Vec<u8>) -> serde_json::Result<()> {
+    serde_json::to_writer(out, volume)
+}
+
+/// The same of the source of an ephemeral volume, `null` if there is none.
+///
+/// # Errors
+///
+/// As [`write_volume`].
+#[inline(never)]
+pub fn write_ephemeral(source: Option<&EphemeralVolumeSource>, out: &mut Vec<u8>) -> serde_json::Result<()> {
+    serde_json::to_writer(out, &source)
 }
 
 /// Whether the phase is one that a pod does not leave.
