@@ -111,7 +111,11 @@ pub fn join(group: &str) -> io::Result<()> {
 
 fn processes(directory: &Path, depth: usize, found: &mut Vec<u32>) -> io::Result<()> {
     let text = read_text(&directory.join("cgroup.procs"))?;
-    found.extend(text.lines().filter_map(|line| line.parse::<u32>().ok()));
+    // The last line of a list that was cut is a part of a number, which is another process.
+    let lines = text
+        .split_inclusive('\n')
+        .filter_map(|line| line.strip_suffix('\n'));
+    found.extend(lines.filter_map(|line| line.parse::<u32>().ok()));
     if depth >= MAX_DEPTH || found.len() >= MAX_PROCESSES {
         return Ok(());
     }

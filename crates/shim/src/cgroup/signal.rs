@@ -15,6 +15,8 @@ use super::{Cgroup, ROOT};
 
 /// Listings until processes that fork all the time are left to the OCI runtime, which freezes the group.
 const PASSES: usize = 32;
+/// Descriptors of processes that are held at once.
+const AT_ONCE: usize = 256;
 /// cgroup v2's file (Linux 5.14) that kills all processes of a group and of the groups below it.
 const KILL: &str = "cgroup.kill";
 
@@ -62,30 +64,37 @@ impl Cgroup {
                     "the shim is in the container's cgroup",
                 ));
             }
-            for pid in new {
-                self.signal_one(pid, signal)?;
-                signalled.insert(pid);
+            for some in new.chunks(AT_ONCE) {
+                self.signal_some(some, signal)?;
             }
+            signalled.extend(new);
         }
         Ok(Signalled::NotAll)
     }
 
-    fn signal_one(&self, number: i32, signal: Signal) -> io::Result<()> {
-        let Some(pid) = Pid::from_raw(number) else {
-            return Ok(());
-        };
+    /// Signals those that are in the group still while their descriptors are held: each descriptor is of the process that is listed.
+    fn signal_some(&self, numbers: &[i32], signal: Signal) -> io::Result<()> {
         let ended = |e| match e {
             Errno::SRCH => Ok(()),
             e => Err(io::Error::from(e)),
         };
-        let descriptor = match pidfd_open(pid, PidfdFlags::empty()) {
-            Ok(descriptor) => descriptor,
-            Err(e) => return ended(e),
-        };
-        if !self.list()?.contains(&number) {
-            return Ok(());
+        let mut held = Vec::new();
+        for number in numbers {
+            let Some(pid) = Pid::from_raw(*number) else {
+                continue;
+            };
+            match pidfd_open(pid, PidfdFlags::empty()) {
+                Ok(descriptor) => held.push((*number, descriptor)),
+                Err(e) => ended(e)?,
+            }
         }
-        pidfd_send_signal(&descriptor, signal).or_else(ended)
+        let listed = self.list()?;
+        for (number, descriptor) in held {
+            if listed.contains(&number) {
+                pidfd_send_signal(&descriptor, signal).or_else(ended)?;
+            }
+        }
+        Ok(())
     }
 
     /// Its processes as this process can name them; none if it is gone.

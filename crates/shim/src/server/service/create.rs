@@ -293,9 +293,14 @@ impl Server {
         let io = self
             .begin_streams(&id, "", prepared, master)
             .map_err(failed("failed to start io pipe copy"))?;
-        let cgroup = Cgroup::of(pid)
-            .inspect_err(|e| log::warn(format_args!("the container's cgroup: {e}"), &id))
-            .ok();
+        // Its number may be another process's once it was waited for.
+        let cgroup = crate::exits::is_child(pid)
+            .then(|| Cgroup::of(pid))
+            .and_then(|found| {
+                found
+                    .inspect_err(|e| log::warn(format_args!("the container's cgroup: {e}"), &id))
+                    .ok()
+            });
         if let Some(cgroup) = &cgroup
             && let Err(e) = self.oom.add(&id, cgroup, &self.poll)
         {

@@ -221,7 +221,7 @@ impl Server {
             return;
         };
         process.end(false);
-        if let Some(pid) = process.pid {
+        if let Some(pid) = process.pid.filter(|pid| crate::exits::is_child(*pid)) {
             // It runs, but without its streams it is of no use.
             let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
         }
