@@ -43,6 +43,8 @@ pub async fn run(config: Config, args: DownArgs) -> Result<(), Failure> {
         let cancel = CancellationToken::new();
         let failed =
             |e| Failure::new("cannot start containerd, which is needed to terminate the pods").because(e);
+        let shim = |e| Failure::new("cannot prepare the shim of the running pods").because(e);
+        node_config::refresh_shim(&containerd).map_err(shim)?;
         let running = Containerd::start(containerd.clone(), cancel.clone())
             .await
             .map_err(failed)?;

@@ -1,6 +1,6 @@
 //! What the settings mean for a node's containerd and its pods' DNS.
 
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use knarr_node::containerd::{ContainerdConfig, ContainerdError, Shim};
@@ -45,7 +45,18 @@ pub fn containerd_config(config: &Config) -> ContainerdConfig {
 fn shim_program() -> PathBuf {
     let own = std::env::current_exe().unwrap_or_else(|_| "/proc/self/exe".into());
     let small = own.with_file_name(knarr_shim::NAME);
-    if is_executable(&small) { small } else { own }
+    if is_executable(&small) && is_trusted(&small, &own) {
+        small
+    } else {
+        own
+    }
+}
+
+/// Whether only root, or the owner of this program, can have written the file: it runs as root.
+fn is_trusted(small: &Path, own: &Path) -> bool {
+    let owner = std::fs::metadata(own).map(|file| file.uid()).ok();
+    std::fs::metadata(small)
+        .is_ok_and(|file| file.mode() & 0o022 == 0 && (file.uid() == 0 || Some(file.uid()) == owner))
 }
 
 fn is_executable(path: &Path) -> bool {

@@ -4,7 +4,7 @@ use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
 use super::ContainerdError;
-use super::shim::{OciRuntime, Shim, refresh_link};
+use super::shim::{OciRuntime, Shim, dangling_link, refresh_link};
 
 /// Linux' number of CAP_SYS_RESOURCE (linux/capability.h).
 const CAP_SYS_RESOURCE: u32 = 24;
@@ -68,6 +68,14 @@ impl ContainerdConfig {
     /// Lets pods that have knarr's shim keep it though its program has another path now, whatever shim is configured.
     pub fn refresh_shim(&self, program: &Path) -> Result<(), ContainerdError> {
         refresh_link(&self.root, program).map_err(|(path, source)| ContainerdError::Write { path, source })
+    }
+
+    /// An error if the program of knarr's shim is away.
+    pub(super) fn check_shim(&self) -> Result<(), ContainerdError> {
+        match dangling_link(&self.root) {
+            Some(link) => Err(ContainerdError::ShimMissing { link }),
+            None => Ok(()),
+        }
     }
 
     fn oci(&self) -> OciRuntime<'_> {

@@ -55,6 +55,10 @@ pub enum ContainerdError {
     SocketPath { path: PathBuf, len: usize },
     #[error("cannot write {path:?}")]
     Write { path: PathBuf, source: io::Error },
+    #[error(
+        "the link {link:?} leads to no program: containerd would forget the pods that have knarr's shim. Restart knarr, or put the program back"
+    )]
+    ShimMissing { link: PathBuf },
     #[error("cannot start {program:?}")]
     Spawn { program: PathBuf, source: io::Error },
     #[error(
@@ -202,6 +206,7 @@ async fn supervise(config: ContainerdConfig, mut process: Process, cancel: Cance
 
 /// Starts the process and waits until its socket accepts a connection.
 async fn launch(config: &ContainerdConfig) -> Result<Process, ContainerdError> {
+    config.check_shim()?;
     let log_path = config.log();
     let log = crate::host_fs::open_with(std::fs::File::options().create(true).append(true), &log_path)
         .map_err(|source| ContainerdError::Write {

@@ -5,6 +5,7 @@
 //! as the path of a file.
 
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 /// The name under which knarr's program is the shim (`knarr_shim::NAME`).
@@ -71,8 +72,15 @@ impl Shim {
         crate::host_fs::create_dir_all(&directory).map_err(failed(&directory))?;
         set_link(root, program)?;
         let options = options_file(root);
-        let text = serde_json::json!({"binary_name": oci.program, "systemd_cgroup": oci.systemd_cgroup});
-        crate::host_fs::write(&options, text.to_string()).map_err(failed(&options))
+        let text =
+            serde_json::json!({"binary_name": oci.program, "systemd_cgroup": oci.systemd_cgroup}).to_string();
+        // A containerd of an earlier run may be starting a shim that reads it.
+        if crate::host_fs::read(&options).is_ok_and(|old| old == text.as_bytes()) {
+            return Ok(());
+        }
+        let part = directory.join("options.part");
+        crate::host_fs::write(&part, text).map_err(failed(&part))?;
+        crate::host_fs::rename(&part, &options).map_err(failed(&options))
     }
 }
 
@@ -85,10 +93,20 @@ pub(super) fn refresh_link(root: &Path, program: &Path) -> Result<(), (PathBuf, 
     }
 }
 
-/// Makes the link, or replaces it at once.
+/// Makes the link, or replaces it at once. A hard link, where it can be one, outlives the program's own name: a containerd that
+/// does not find a pod's shim when it starts forgets the pod.
 fn set_link(root: &Path, program: &Path) -> Result<(), (PathBuf, io::Error)> {
     let link = link(root);
-    if crate::host_fs::read_link(&link).is_ok_and(|target| target == program) {
+    let inode = |path: &Path| {
+        crate::host_fs::metadata(path)
+            .map(|file| (file.dev(), file.ino()))
+            .ok()
+    };
+    let leads_there = match inode(program) {
+        Some(of_program) => inode(&link) == Some(of_program),
+        None => crate::host_fs::read_link(&link).is_ok_and(|target| target == program),
+    };
+    if leads_there {
         return Ok(());
     }
     let part = directory(root).join("part");
@@ -96,10 +114,18 @@ fn set_link(root: &Path, program: &Path) -> Result<(), (PathBuf, io::Error)> {
         Err(e) if e.kind() != io::ErrorKind::NotFound => return Err((part, e)),
         _ => {}
     }
-    if let Err(e) = crate::host_fs::symlink(program, &part) {
+    let made = crate::host_fs::hard_link(program, &part).or_else(|_| crate::host_fs::symlink(program, &part));
+    if let Err(e) = made {
         return Err((part, e));
     }
     crate::host_fs::rename(&part, &link).map_err(|e| (link, e))
+}
+
+/// The link, if it leads to no file.
+pub(super) fn dangling_link(root: &Path) -> Option<PathBuf> {
+    let link = link(root);
+    let is_dangling = crate::host_fs::read_link(&link).is_ok() && crate::host_fs::metadata(&link).is_err();
+    is_dangling.then_some(link)
 }
 
 fn directory(root: &Path) -> PathBuf {
@@ -187,5 +213,24 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         refresh_link(root.path(), Path::new("/new/knarr")).unwrap();
         assert!(std::fs::read_link(link(root.path())).is_err());
+    }
+
+    #[test]
+    fn a_program_outlives_its_name_and_a_link_without_program_is_found() {
+        let root = tempfile::tempdir().unwrap();
+        let program = root.path().join("knarr");
+        std::fs::write(&program, "one").unwrap();
+        let shim = Shim::Knarr {
+            program: program.clone(),
+        };
+        shim.install(root.path(), RUNC).unwrap();
+        std::fs::remove_file(&program).unwrap();
+        assert_eq!(std::fs::read_to_string(link(root.path())).unwrap(), "one");
+        assert_eq!(dangling_link(root.path()), None);
+        std::fs::write(&program, "two").unwrap();
+        refresh_link(root.path(), &program).unwrap();
+        assert_eq!(std::fs::read_to_string(link(root.path())).unwrap(), "two");
+        set_link(root.path(), Path::new("/nothing/here")).unwrap();
+        assert_eq!(dangling_link(root.path()), Some(link(root.path())));
     }
 }
