@@ -51,9 +51,10 @@ fn spoofing() {
         assert!(arrives(&evil, own[family], &target, to[family]));
         let unused = ip(["10.244.1.99", "fd00:244:0:1::99"][family]);
         for source in [others[family], unused] {
-            let prefix = if source.is_ipv4() { 32 } else { 128 };
+            // An IPv6 address is no source until duplicate address detection has ended.
+            let form = if source.is_ipv4() { "/32" } else { "/128 nodad" };
             evil.namespace
-                .command(&format!("ip address add {source}/{prefix} dev lo"));
+                .command(&format!("ip address add {source}{form} dev lo"));
             assert!(!arrives(&evil, source, &target, to[family]), "{source}");
         }
     }
