@@ -53,9 +53,8 @@ pub async fn report(setup: &Setup) -> Result<Report> {
     let full = cluster.memory_mb()?;
     let mut encoded = 0;
     let mut paths = Vec::new();
-    for (collection, _) in &collections() {
-        let list = list(&client, collection).await?;
-        for item in &list {
+    for collection in &collections() {
+        for item in &list(&client, collection).await? {
             encoded += item.to_string().len();
             paths.push(format!(
                 "{collection}/{}",
@@ -73,36 +72,45 @@ pub async fn report(setup: &Setup) -> Result<Report> {
         )
         .target(Target::AtMost(4.0));
     delete_all(&client, paths).await?;
-    tokio::time::sleep(BACK).await;
-    let back = cluster.memory_mb()?;
-    report.record("a minute after their deletion", back, "MB", Basis::None);
-    report
-        .record("of idle", back / idle, "x", Basis::None)
-        .target(Target::AtMost(1.3));
+    let names = ["a minute after their deletion", "of idle"];
+    record_back(&mut report, &cluster, idle, names).await?;
 
     custom_resources(&client).await?;
-    tokio::time::sleep(BACK).await;
-    let back = cluster.memory_mb()?;
-    report.record("a minute after custom resources", back, "MB", Basis::None);
-    report
-        .record("of idle, after custom resources", back / idle, "x", Basis::None)
-        .target(Target::AtMost(1.3));
+    let names = [
+        "a minute after custom resources",
+        "of idle, after custom resources",
+    ];
+    record_back(&mut report, &cluster, idle, names).await?;
     Ok(report)
 }
 
-fn collections() -> [(String, &'static str); 2] {
+/// Waits until memory must be back, and records it under the first name, and its ratio to idle memory under the second.
+async fn record_back(
+    report: &mut Report,
+    cluster: &Knarr,
+    idle: f64,
+    [after, of_idle]: [&str; 2],
+) -> Result<()> {
+    tokio::time::sleep(BACK).await;
+    let back = cluster.memory_mb()?;
+    report.record(after, back, "MB", Basis::None);
+    report
+        .record(of_idle, back / idle, "x", Basis::None)
+        .target(Target::AtMost(1.3));
+    Ok(())
+}
+
+/// The collections of EndpointSlices and Services.
+fn collections() -> [String; 2] {
     [
-        (
-            format!("/apis/discovery.k8s.io/v1/namespaces/{NAMESPACE}/endpointslices"),
-            "EndpointSlice",
-        ),
-        (format!("/api/v1/namespaces/{NAMESPACE}/services"), "Service"),
+        format!("/apis/discovery.k8s.io/v1/namespaces/{NAMESPACE}/endpointslices"),
+        format!("/api/v1/namespaces/{NAMESPACE}/services"),
     ]
 }
 
 /// A Service without a selector and its EndpointSlice, each with the collection that it is created in.
 fn service(n: usize) -> [(String, Value); 2] {
-    let [(slices, _), (services, _)] = collections();
+    let [slices, services] = collections();
     let name = format!("memory-{n:05}");
     let endpoints: Vec<Value> = (0..ENDPOINTS)
         .map(|e| {
