@@ -14,6 +14,7 @@ use futures::future::join_all;
 use k8s_openapi::api::core::v1::{Node, Pod, PodCondition};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::jiff::Timestamp;
+use knarr_api::kinds::pod::DISRUPTION_TARGET;
 use knarr_api::registry::{self, Registered};
 use knarr_api::{Object, k8s_openapi};
 use knarr_apimachinery::ids::NodeName;
@@ -408,7 +409,7 @@ impl Driver {
 
     async fn evict(&self, pod: &Shared<Pod>, node: &NodeName, victim: &Shared<Pod>) -> bool {
         let condition = PodCondition {
-            type_: "DisruptionTarget".into(),
+            type_: DISRUPTION_TARGET.into(),
             status: "True".into(),
             reason: Some(REASON.into()),
             message: Some(format!(

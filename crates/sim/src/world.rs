@@ -16,6 +16,7 @@ use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use knarr_api::k8s_openapi;
+use knarr_api::kinds::pod::{DISRUPTION_TARGET, condition};
 use knarr_client::{DeleteOptions, Term};
 use knarr_kubelet::self_fencing::{SelfFencing, TERM_AFTER};
 use knarr_network::nft::Table;
@@ -445,9 +446,8 @@ pub(crate) fn phase_of(pod: &Pod) -> &str {
 
 /// The reason of its condition DisruptionTarget.
 pub(crate) fn disrupted_by(pod: &Pod) -> Option<&str> {
-    let mut conditions = pod.status.iter().flat_map(|s| s.conditions.iter().flatten());
-    let condition = conditions.find(|c| c.type_ == "DisruptionTarget" && c.status == "True")?;
-    condition.reason.as_deref()
+    let target = condition(pod, DISRUPTION_TARGET).filter(|c| c.status == "True")?;
+    target.reason.as_deref()
 }
 
 /// The UID of its controller, if that is of this kind.

@@ -8,7 +8,7 @@ mod surge;
 use k8s_openapi::api::core::v1::{Pod, PodCondition};
 use k8s_openapi::api::policy::v1::{Eviction, PodDisruptionBudget};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::StatusCause;
-use knarr_api::kinds::pod::{is_ready, is_terminal};
+use knarr_api::kinds::pod::{DISRUPTION_TARGET, is_ready, is_terminal};
 use knarr_api::registry::Registered;
 use knarr_api::{Object, Shared, k8s_openapi, registry};
 use knarr_apimachinery::Error;
@@ -178,11 +178,11 @@ impl Pipeline {
                     .get_or_insert_default();
                 if !conditions
                     .iter()
-                    .any(|c| c.type_ == "DisruptionTarget" && c.status == "True")
+                    .any(|c| c.type_ == DISRUPTION_TARGET && c.status == "True")
                 {
-                    conditions.retain(|c| c.type_ != "DisruptionTarget");
+                    conditions.retain(|c| c.type_ != DISRUPTION_TARGET);
                     conditions.push(PodCondition {
-                        type_: "DisruptionTarget".into(),
+                        type_: DISRUPTION_TARGET.into(),
                         status: "True".into(),
                         reason: Some("EvictionByEvictionAPI".into()),
                         message: Some("Eviction API: evicting".into()),

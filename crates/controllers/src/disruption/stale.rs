@@ -6,7 +6,7 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::{Pod, PodCondition};
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use knarr_api::k8s_openapi;
-use knarr_api::kinds::pod::{condition, is_terminal};
+use knarr_api::kinds::pod::{DISRUPTION_TARGET, condition, is_terminal};
 use knarr_api::registry;
 use knarr_api::{Kind, ObjectKey};
 use knarr_apimachinery::time::seconds;
@@ -16,7 +16,6 @@ use crate::action::Action;
 use crate::controller::{Context, Controller, ObjectChange, View};
 use crate::pod::is_deleting;
 
-const TYPE: &str = "DisruptionTarget";
 /// A kubelet may set its condition long before the pod is deleted; the pod terminates all the same.
 const TERMINATION_BY_KUBELET: &str = "TerminationByKubelet";
 
@@ -25,7 +24,7 @@ pub struct StaleDisruptions;
 
 /// Since when a pod that is neither terminating nor terminal has the condition.
 fn disruption_target(pod: &Pod) -> Option<&PodCondition> {
-    let target = condition(pod, TYPE).filter(|c| c.status == "True");
+    let target = condition(pod, DISRUPTION_TARGET).filter(|c| c.status == "True");
     target.filter(|c| {
         c.reason.as_deref() != Some(TERMINATION_BY_KUBELET) && !is_deleting(pod) && !is_terminal(pod)
     })
@@ -83,9 +82,13 @@ impl Controller for StaleDisruptions {
 fn without_disruption(pod: &Pod, now: Timestamp) -> Pod {
     let mut changed = pod.clone();
     let conditions = changed.status.as_mut().and_then(|s| s.conditions.as_mut());
-    for target in conditions.into_iter().flatten().filter(|c| c.type_ == TYPE) {
+    for target in conditions
+        .into_iter()
+        .flatten()
+        .filter(|c| c.type_ == DISRUPTION_TARGET)
+    {
         *target = PodCondition {
-            type_: TYPE.into(),
+            type_: DISRUPTION_TARGET.into(),
             status: "False".into(),
             last_transition_time: Some(seconds(now)),
             observed_generation: pod.metadata.generation,
@@ -108,7 +111,7 @@ mod tests {
             "metadata": {"namespace": "a", "name": "p", "generation": 3},
             "status": {"phase": phase, "conditions": [
                 {"type": "Ready", "status": "True"},
-                {"type": TYPE, "status": "True", "reason": reason, "message": "m", "lastTransitionTime": seconds(at(100))},
+                {"type": "DisruptionTarget", "status": "True", "reason": reason, "message": "m", "lastTransitionTime": seconds(at(100))},
             ]},
         }))
         .unwrap();
@@ -124,10 +127,10 @@ mod tests {
         assert_eq!(lines(&sync(130)), ["requeue after 90s"]);
         let actions = sync(220);
         let pod = updated::<Pod>(&actions, "status").unwrap();
-        let target = condition(&pod, TYPE).unwrap();
+        let target = condition(&pod, "DisruptionTarget").unwrap();
         assert_eq!(
             serde_json::to_value(target).unwrap(),
-            json!({"type": TYPE, "status": "False", "lastTransitionTime": seconds(at(220)), "observedGeneration": 3})
+            json!({"type": "DisruptionTarget", "status": "False", "lastTransitionTime": seconds(at(220)), "observedGeneration": 3})
         );
         assert_eq!(condition(&pod, "Ready").unwrap().status, "True");
     }

@@ -6,6 +6,7 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::{Node, Pod, PodCondition, Taint, Toleration};
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use knarr_api::k8s_openapi;
+use knarr_api::kinds::pod::DISRUPTION_TARGET;
 use knarr_api::registry;
 use knarr_api::{Kind, ObjectKey, Shared};
 use knarr_apimachinery::time::seconds;
@@ -151,20 +152,21 @@ fn set_node_lost(pod: &mut Pod, node: &str) {
 
 /// The pod with the condition DisruptionTarget (KEP-3329): it is deleted because of a disruption.
 pub fn with_disruption_target(pod: &Pod, reason: &str, message: &str, now: Timestamp) -> Pod {
-    const TYPE: &str = "DisruptionTarget";
     let mut changed = pod.clone();
     let conditions = changed
         .status
         .get_or_insert_default()
         .conditions
         .get_or_insert_default();
-    let old = conditions.iter().find(|c| c.type_ == TYPE && c.status == "True");
+    let old = conditions
+        .iter()
+        .find(|c| c.type_ == DISRUPTION_TARGET && c.status == "True");
     let since = old
         .and_then(|c| c.last_transition_time.clone())
         .unwrap_or(seconds(now));
-    conditions.retain(|c| c.type_ != TYPE);
+    conditions.retain(|c| c.type_ != DISRUPTION_TARGET);
     conditions.push(PodCondition {
-        type_: TYPE.into(),
+        type_: DISRUPTION_TARGET.into(),
         status: "True".into(),
         reason: Some(reason.into()),
         message: Some(message.into()),

@@ -11,6 +11,8 @@ pub mod candidates;
 
 use std::sync::Arc;
 
+use knarr_api::kinds::pod::{DISRUPTION_TARGET, condition};
+
 use super::UnschedulableStatus;
 use crate::cluster::{Cluster, NodeIndex};
 use crate::diagnosis::PostFilter;
@@ -106,11 +108,9 @@ pub fn pod_eligible_to_preempt_others(
 }
 
 pub(crate) fn is_terminating_for_preemption(pod: &PodInfo) -> bool {
-    let status = pod.pod.status.as_ref();
-    let mut conditions = status.into_iter().flat_map(|s| s.conditions.iter().flatten());
-    let condition = conditions.find(|c| c.type_ == "DisruptionTarget");
     pod.is_terminating()
-        && condition.is_some_and(|c| c.status == "True" && c.reason.as_deref() == Some(REASON))
+        && condition(&pod.pod, DISRUPTION_TARGET)
+            .is_some_and(|c| c.status == "True" && c.reason.as_deref() == Some(REASON))
 }
 
 /// Tries all nodes that were rejected with a status that preemption may resolve. `own` is the node that the pod

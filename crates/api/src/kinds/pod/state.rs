@@ -3,6 +3,9 @@
 use k8s_openapi::api::core::v1::{Pod, PodCondition};
 use k8s_openapi::jiff::Timestamp;
 
+/// The condition of a pod that a component is about to delete because of a disruption (KEP-3329).
+pub const DISRUPTION_TARGET: &str = "DisruptionTarget";
+
 /// `Pending`, `Running`, `Succeeded`, `Failed`, `Unknown`, or `""`.
 pub fn phase(pod: &Pod) -> &str {
     pod.status.as_ref().and_then(|s| s.phase.as_deref()).unwrap_or("")

@@ -14,7 +14,7 @@ use knarr_api::k8s_openapi;
 use knarr_api::kinds::pod::surge_first::{
     EVICTION, SURGE_FIRST, SurgeWindow, eviction_requested, replaced_first, surge_limit, surge_window,
 };
-use knarr_api::kinds::pod::{at_most_one, condition, is_terminal};
+use knarr_api::kinds::pod::{DISRUPTION_TARGET, at_most_one, condition, is_terminal};
 
 /// What the annotation of a pod means for its eviction.
 #[derive(Debug, PartialEq)]
@@ -280,7 +280,7 @@ fn not_available(pod: &Pod, min_ready_seconds: i32, known: &Known<'_>) -> Option
 
 /// Neither terminal nor terminating, and not granted an eviction a moment ago.
 fn is_active(pod: &Pod) -> bool {
-    let is_evicted = condition(pod, "DisruptionTarget").is_some_and(|c| c.status == "True");
+    let is_evicted = condition(pod, DISRUPTION_TARGET).is_some_and(|c| c.status == "True");
     !is_terminal(pod) && pod.metadata.deletion_timestamp.is_none() && !is_evicted
 }
 

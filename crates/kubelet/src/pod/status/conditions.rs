@@ -3,6 +3,7 @@
 use k8s_openapi::api::core::v1::{ContainerStatus, PodCondition};
 use k8s_openapi::jiff::Timestamp;
 use knarr_api::k8s_openapi;
+use knarr_api::kinds::pod::DISRUPTION_TARGET;
 use knarr_apimachinery::time::seconds;
 
 use crate::eviction::TERMINATION_BY_KUBELET;
@@ -76,7 +77,6 @@ impl Pod {
     }
 
     pub(super) fn disruption_target(&self, now: Timestamp) -> Option<PodCondition> {
-        const TYPE: &str = "DisruptionTarget";
         let message = self.eviction.requested()?.disruption.clone()?;
         let known = self
             .status
@@ -84,9 +84,9 @@ impl Pod {
             .conditions
             .iter()
             .flatten()
-            .find(|c| c.type_ == TYPE);
+            .find(|c| c.type_ == DISRUPTION_TARGET);
         Some(PodCondition {
-            type_: TYPE.into(),
+            type_: DISRUPTION_TARGET.into(),
             status: "True".into(),
             reason: Some(TERMINATION_BY_KUBELET.into()),
             message: Some(message),
