@@ -10,9 +10,12 @@
 
 use std::fmt;
 
-use knarr_apimachinery::descriptors::{Facts, FieldDescriptor, Go, Place};
+use knarr_apimachinery::descriptors::{Facts, FieldDescriptor, Go, Place, TypeDescriptor};
 use knarr_apimachinery::field::{ErrorList, Path};
 use serde::ser::{Impossible, Serialize, SerializeSeq, SerializeStruct, Serializer};
+
+/// The detail of an internal error at a field.
+const NO_FACTS: &str = "its type has no facts";
 
 /// Checks the facts of these fields of a struct, in this order, and of the structs below them. `path` is that of the struct.
 ///
@@ -28,14 +31,14 @@ fn check_fields<T: Serialize + ?Sized>(
     place: Place,
     fields: &[&str],
 ) {
-    for field in fields {
-        let walker = Walker {
-            errors: &mut *errors,
-            path,
-            step: Step::Field(field, place),
-        };
-        if of.serialize(walker).is_err() {
-            errors.internal(&path.child(field), "its type has no facts");
+    let walker = Walker {
+        errors: &mut *errors,
+        path,
+        step: Step::Fields(fields, place),
+    };
+    if of.serialize(walker).is_err() {
+        for field in fields {
+            errors.internal(&path.child(field), NO_FACTS);
         }
     }
 }
@@ -68,8 +71,8 @@ struct Walker<'a> {
 
 #[derive(Clone, Copy)]
 enum Step<'a> {
-    /// Finds the field of this name in a struct.
-    Field(&'a str, Place),
+    /// Checks the fields of these names of a struct.
+    Fields(&'a [&'a str], Place),
     /// Checks a value of the field.
     Value(&'static FieldDescriptor, &'static Go),
 }
@@ -78,17 +81,7 @@ impl<'a> Walker<'a> {
     fn facts(&self) -> Result<(&'static FieldDescriptor, &'static Facts), fmt::Error> {
         match self.step {
             Step::Value(field, _) => field.facts.as_ref().map(|facts| (field, facts)).ok_or(fmt::Error),
-            Step::Field(..) => Err(fmt::Error),
-        }
-    }
-
-    fn values(self, field: &'static FieldDescriptor, of: &'static Go) -> Values<'a> {
-        Values {
-            errors: self.errors,
-            path: self.path,
-            field,
-            of,
-            checked: 0,
+            Step::Fields(..) => Err(fmt::Error),
         }
     }
 }
@@ -104,12 +97,12 @@ macro_rules! without_facts {
 impl<'a> Serializer for Walker<'a> {
     type Ok = ();
     type Error = fmt::Error;
-    type SerializeSeq = Values<'a>;
+    type SerializeSeq = Items<'a>;
     type SerializeTuple = Never;
     type SerializeTupleStruct = Never;
     type SerializeTupleVariant = Never;
     type SerializeMap = Never;
-    type SerializeStruct = Values<'a>;
+    type SerializeStruct = Fields<'a>;
     type SerializeStructVariant = Never;
 
     without_facts! {
@@ -168,59 +161,114 @@ impl<'a> Serializer for Walker<'a> {
         Err(fmt::Error)
     }
 
-    fn serialize_seq(self, _: Option<usize>) -> Result<Values<'a>, fmt::Error> {
+    fn serialize_seq(self, _: Option<usize>) -> Result<Items<'a>, fmt::Error> {
         let Step::Value(field, of) = self.step else {
             return Err(fmt::Error);
         };
         match of.underlying() {
-            Go::List(item) => Ok(self.values(field, item)),
+            Go::List(item) => Ok(Items {
+                errors: self.errors,
+                path: self.path,
+                field,
+                of: item,
+                checked: 0,
+            }),
             _ => Err(fmt::Error),
         }
     }
 
-    fn serialize_struct(self, name: &'static str, _: usize) -> Result<Values<'a>, fmt::Error> {
-        let Step::Field(wanted, place) = self.step else {
+    fn serialize_struct(self, name: &'static str, _: usize) -> Result<Fields<'a>, fmt::Error> {
+        let Step::Fields(names, place) = self.step else {
             return Err(fmt::Error);
         };
-        let field = place.of_struct(name).and_then(|of| of.field(wanted));
-        let field = field.filter(|field| field.facts.is_some()).ok_or(fmt::Error)?;
-        Ok(self.values(field, &field.of))
+        Ok(Fields {
+            errors: self.errors,
+            path: self.path,
+            of: place.of_struct(name).ok_or(fmt::Error)?,
+            names,
+            present: 0,
+            found: Vec::new(),
+        })
     }
 }
 
-/// The fields of a struct, of which one is checked, or the items of a list.
-struct Values<'a> {
+/// The fields of a struct, of which those that are named are checked. Serde has them in another order than the names, in whose order errors are
+/// reported.
+struct Fields<'a> {
     errors: &'a mut ErrorList,
     path: &'a Path,
-    field: &'static FieldDescriptor,
-    /// The Go type of the field or of an item.
-    of: &'static Go,
-    /// How many values were checked.
-    checked: usize,
+    of: &'static TypeDescriptor,
+    names: &'a [&'a str],
+    /// The positions in the names of the fields that the struct has, as bits: no type has as many fields with facts.
+    present: u128,
+    /// The errors, by the position of the field's name.
+    found: Vec<(usize, ErrorList)>,
 }
 
-impl SerializeStruct for Values<'_> {
+impl Fields<'_> {
+    fn field(&self, name: &str) -> Option<(&'static FieldDescriptor, &'static Facts)> {
+        let field = self.of.field(name)?;
+        field.facts.as_ref().map(|facts| (field, facts))
+    }
+}
+
+impl SerializeStruct for Fields<'_> {
     type Ok = ();
     type Error = fmt::Error;
 
     fn serialize_field<T: Serialize + ?Sized>(&mut self, name: &'static str, value: &T) -> Done {
-        if name != self.field.name {
+        let Some(at) = self.names.iter().position(|wanted| *wanted == name) else {
             return Ok(());
+        };
+        self.present |= 1 << at;
+        let path = self.path.child(name);
+        let mut errors = ErrorList::new();
+        let checked = match self.field(name) {
+            Some((field, _)) => check_value(&mut errors, &path, value, field, &field.of),
+            None => Err(fmt::Error),
+        };
+        if checked.is_err() {
+            errors.internal(&path, NO_FACTS);
         }
-        self.checked += 1;
-        check_value(self.errors, &self.path.child(name), value, self.field, self.of)
+        if !errors.is_empty() {
+            self.found.push((at, errors));
+        }
+        Ok(())
     }
 
-    fn end(self) -> Done {
-        let is_required = self.field.facts.as_ref().is_some_and(|facts| facts.is_required);
-        if is_required && self.checked == 0 {
-            self.errors.required(&self.path.child(self.field.name), "");
+    fn end(mut self) -> Done {
+        for (at, name) in self.names.iter().enumerate() {
+            if self.present & (1 << at) != 0 {
+                continue;
+            }
+            let mut errors = ErrorList::new();
+            match self.field(name) {
+                Some((_, facts)) if facts.is_required => errors.required(&self.path.child(name), ""),
+                Some(_) => continue,
+                None => errors.internal(&self.path.child(name), NO_FACTS),
+            }
+            self.found.push((at, errors));
+        }
+        self.found.sort_unstable_by_key(|(at, _)| *at);
+        for (_, errors) in self.found {
+            self.errors.extend(errors);
         }
         Ok(())
     }
 }
 
-impl SerializeSeq for Values<'_> {
+/// The items of a list.
+struct Items<'a> {
+    errors: &'a mut ErrorList,
+    path: &'a Path,
+    field: &'static FieldDescriptor,
+    /// The Go type of an item.
+    of: &'static Go,
+    /// How many were checked.
+    checked: usize,
+}
+
+impl SerializeSeq for Items<'_> {
     type Ok = ();
     type Error = fmt::Error;
 
