@@ -19,7 +19,7 @@ use knarr_client::{Api, Clock, Component, Error, EventRecorder, EventType, Objec
 use knarr_controllers::View;
 use knarr_rebalance::controller::kinds::{RebalancePolicy, definitions, kinds};
 use knarr_rebalance::controller::{
-    Event, EvictionRequest, EvictionResult, Input, Outcome, Step, Wave, needs_usage, record_results, step,
+    Event, EvictionRequest, EvictionResult, Input, Outcome, Policies, Step, Wave, record_results, step,
 };
 use knarr_rebalance::snapshot::Usage;
 use knarr_scheduler::Profile;
@@ -138,7 +138,9 @@ impl Rebalancing {
 
     /// Decides and carries out one step, before which so many were taken. Returns when the next is due.
     async fn step(&self, policies: Vec<RebalancePolicy>, turn: usize) -> Duration {
-        let usage = if needs_usage(&policies) {
+        let moves: usize = policies.iter().map(|p| p.status.moves).sum();
+        let policies = Policies::read(policies);
+        let usage = if policies.needs_usage() {
             usage::read(&*self.api).await
         } else {
             Usage::default()
@@ -148,22 +150,21 @@ impl Rebalancing {
             .collect();
         let (profiles, now) = (self.profiles.clone(), self.clock.now());
         let decide = move || {
-            let decided = step(Input {
-                policies: &policies,
+            step(Input {
+                policies,
                 profiles: &profiles,
                 objects: &objects,
                 usage: &usage,
                 now,
                 turn,
-            });
-            (decided, policies)
+            })
         };
         // Where everything runs on one thread, as in the simulation, the order of events must not depend on a second one.
         let decided = match Handle::current().runtime_flavor() {
             RuntimeFlavor::CurrentThread => Ok(decide()),
             _ => tokio::task::spawn_blocking(decide).await,
         };
-        let (decided, policies) = match decided {
+        let decided = match decided {
             Ok(decided) => decided,
             Err(error) => {
                 // A panic is a bug; the next step starts from the same state.
@@ -174,8 +175,7 @@ impl Rebalancing {
             }
         };
         let next = Duration::try_from(decided.next).unwrap_or(RETRY_INTERVAL);
-        self.metrics
-            .planned(policies.iter().map(|p| p.status.moves).sum());
+        self.metrics.planned(moves);
         self.carry_out(decided).await;
         next
     }

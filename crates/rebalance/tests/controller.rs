@@ -8,7 +8,7 @@ use knarr_api::Object;
 use knarr_api::k8s_openapi::api::apps::v1::ReplicaSet;
 use knarr_api::k8s_openapi::jiff::{SignedDuration, Timestamp};
 use knarr_rebalance::controller::kinds::RebalancePolicy;
-use knarr_rebalance::controller::{EvictionResult, Input, Outcome, record_results, step};
+use knarr_rebalance::controller::{EvictionResult, Input, Outcome, Policies, record_results, step};
 use knarr_rebalance::snapshot::Usage;
 use knarr_scheduler::Profile;
 use serde_json::{Value, json};
@@ -90,7 +90,7 @@ impl Story {
     fn step(&mut self, after: i64) -> usize {
         self.now += SignedDuration::from_secs(after);
         let step = step(Input {
-            policies: &self.policies,
+            policies: Policies::read(self.policies.clone()),
             profiles: &[Profile::default()],
             objects: &self.world.objects(),
             usage: &Usage::default(),
@@ -536,7 +536,7 @@ fn b3_a_move_that_was_recorded_and_not_made_is_made_later() {
     // The controller was stopped after it had written the status.
     let objects = story.world.objects();
     let step = step(Input {
-        policies: &story.policies,
+        policies: Policies::read(story.policies.clone()),
         profiles: &[Profile::default()],
         objects: &objects,
         usage: &Usage::default(),
@@ -564,7 +564,7 @@ fn b3_a_namespaced_policy_moves_pods_of_its_namespace_only() {
     assert_eq!(story.condition("Progressing"), "False NothingToDo");
     let world = crowded(&[("app", 4)]);
     let step = step(Input {
-        policies: &[own("default")],
+        policies: Policies::read(vec![own("default")]),
         profiles: &[Profile::default()],
         objects: &world.objects(),
         usage: &Usage::default(),

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use knarr_api::k8s_openapi::jiff::{SignedDuration, Timestamp};
 use knarr_rebalance::controller::kinds::RebalancePolicy;
-use knarr_rebalance::controller::{Input, PLANS_MAX, step};
+use knarr_rebalance::controller::{Input, PLANS_MAX, Policies, step};
 use knarr_rebalance::limits::Limits;
 use knarr_rebalance::plan::Plan;
 use knarr_rebalance::plan_within;
@@ -116,7 +116,7 @@ fn b3_more_policies_than_a_step_plans_for_take_turns() {
     let mut planned = BTreeSet::new();
     for turn in 0..2 {
         let step = step(Input {
-            policies: &policies,
+            policies: Policies::read(policies.clone()),
             profiles: &[Profile::default()],
             objects: &objects,
             usage: &Usage::default(),

@@ -29,13 +29,14 @@ use knarr_scheduler::Profile;
 
 use crate::limits::Limits;
 use crate::plan::{Move, Plan, PodName};
-use crate::policy::{Policy, Rule};
+use crate::policy::Policy;
 use crate::snapshot::{Snapshot, Usage};
 use conditions::{Finding, PROGRESSING, READY};
 use kinds::{PlannedMove, RebalancePolicy, RecentMove};
 use replacements::Workloads;
 use schema::{HELD_WORKLOADS_MAX, PLANNED_MOVES_MAX, RECENT_MOVES_MAX, WHY_MAX};
-use state::{RETRY, ReadPolicy, State, held_by_others, read};
+pub use state::Policies;
+use state::{RETRY, State, held_by_others};
 use surge::SURGE_RETRY;
 
 /// The time between two steps when nothing is moved.
@@ -48,10 +49,8 @@ pub const WAVE_MAX: usize = 20;
 pub const PLANS_MAX: usize = 16;
 
 /// What a step decides from.
-#[derive(Clone, Copy)]
 pub struct Input<'a> {
-    /// In any order.
-    pub policies: &'a [RebalancePolicy],
+    pub policies: Policies,
     /// The scheduler's profiles, at least one.
     pub profiles: &'a [Profile],
     /// The cluster, as [`Snapshot::new`] reads it.
@@ -145,37 +144,18 @@ pub struct EvictionResult {
     pub outcome: Outcome,
 }
 
-/// Whether a policy reads measured usage.
-pub fn needs_usage(policies: &[RebalancePolicy]) -> bool {
-    let mut accepted = policies.iter().filter_map(|policy| read(policy).ok());
-    let measures = |policy: Policy| {
-        let mut strategies = policy.profiles.iter().flat_map(|p| p.strategies.iter());
-        strategies.any(|s| matches!(&s.rule, Rule::LowNodeUtilization(low) if low.measured))
-    };
-    accepted.any(measures)
-}
-
-/// Whether a policy moves pods, or waits for moves. Policies that only show plans do not read all pods for that.
-fn needs_workloads(policies: &[ReadPolicy<'_>]) -> bool {
-    policies.iter().any(|ReadPolicy { policy, spec }| {
-        let is_waiting = policy.status.recent_moves.iter().any(|recent| !recent.replaced);
-        is_waiting || spec.as_ref().is_ok_and(|spec| !spec.dry_run)
-    })
-}
-
 /// See the module.
 pub fn step(input: Input<'_>) -> Step {
     let mut step = Step {
         next: PERIOD,
         ..Step::default()
     };
-    let policies = ReadPolicy::all(input.policies);
-    let workloads = if needs_workloads(&policies) {
+    let workloads = if input.policies.needs_workloads() {
         Workloads::of(input.objects)
     } else {
         Workloads::default()
     };
-    let mut states = State::all(policies, &workloads, input.now);
+    let mut states = State::all(input.policies, &workloads, input.now);
     let mut snapshot: Option<Snapshot> = None;
     let count = states.len();
     let first = match count > PLANS_MAX {

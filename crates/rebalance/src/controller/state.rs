@@ -11,7 +11,7 @@ use super::conditions::Finding;
 use super::kinds::{PolicyStatus, RebalancePolicy, RecentMove};
 use super::replacements::{Progress, Workloads};
 use super::schema::RECENT_MOVES_MAX;
-use crate::policy::{Policy, rebalance_policy};
+use crate::policy::{Policy, Rule, rebalance_policy};
 use crate::reason::Reason;
 use crate::snapshot::{Eviction, Workload};
 
@@ -38,7 +38,7 @@ pub(super) struct State {
 }
 
 /// Reads the spec of a policy.
-pub(super) fn read(policy: &RebalancePolicy) -> Result<Policy, ErrorList> {
+fn read(policy: &RebalancePolicy) -> Result<Policy, ErrorList> {
     let mut read = rebalance_policy::read(policy.name(), policy.namespace(), &policy.spec)?;
     // The status would not have room for more.
     let most = u32::try_from(RECENT_MOVES_MAX).unwrap_or(u32::MAX);
@@ -47,26 +47,44 @@ pub(super) fn read(policy: &RebalancePolicy) -> Result<Policy, ErrorList> {
     Ok(read)
 }
 
-/// A policy and its spec, which is read once in a step.
+/// A policy and its spec.
 #[derive(Debug)]
-pub(super) struct ReadPolicy<'a> {
-    pub policy: &'a RebalancePolicy,
-    pub spec: Result<Policy, ErrorList>,
+struct ReadPolicy {
+    policy: RebalancePolicy,
+    spec: Result<Policy, ErrorList>,
 }
 
-impl<'a> ReadPolicy<'a> {
-    /// All policies in the order of their names. Those that are being deleted do nothing.
-    pub fn all(policies: &'a [RebalancePolicy]) -> Vec<Self> {
-        let live = policies
-            .iter()
-            .filter(|p| p.metadata.deletion_timestamp.is_none());
-        let mut live: Vec<&RebalancePolicy> = live.collect();
-        live.sort_by(|a, b| (a.name(), a.namespace()).cmp(&(b.name(), b.namespace())));
-        let read = live.into_iter().map(|policy| ReadPolicy {
+/// The policies of a step in the order of their names, with their specs.
+#[derive(Debug)]
+pub struct Policies(Vec<ReadPolicy>);
+
+impl Policies {
+    /// Reads the specs of policies in any order. Those that are being deleted do nothing.
+    pub fn read(mut policies: Vec<RebalancePolicy>) -> Self {
+        policies.retain(|p| p.metadata.deletion_timestamp.is_none());
+        policies.sort_by(|a, b| (a.name(), a.namespace()).cmp(&(b.name(), b.namespace())));
+        let read = policies.into_iter().map(|policy| ReadPolicy {
+            spec: read(&policy),
             policy,
-            spec: read(policy),
         });
-        read.collect()
+        Policies(read.collect())
+    }
+
+    /// Whether a policy reads measured usage.
+    pub fn needs_usage(&self) -> bool {
+        let mut accepted = self.0.iter().filter_map(|read| read.spec.as_ref().ok());
+        accepted.any(|policy| {
+            let mut strategies = policy.profiles.iter().flat_map(|p| p.strategies.iter());
+            strategies.any(|s| matches!(&s.rule, Rule::LowNodeUtilization(low) if low.measured))
+        })
+    }
+
+    /// Whether a policy moves pods, or waits for moves. Policies that only show plans do not read all pods for that.
+    pub(super) fn needs_workloads(&self) -> bool {
+        self.0.iter().any(|ReadPolicy { policy, spec }| {
+            let is_waiting = policy.status.recent_moves.iter().any(|recent| !recent.replaced);
+            is_waiting || spec.as_ref().is_ok_and(|spec| !spec.dry_run)
+        })
     }
 }
 
@@ -85,19 +103,18 @@ pub(super) fn held_by_others(states: &[State], own: usize) -> BTreeMap<Workload,
 }
 
 impl State {
-    /// All policies, in the order in which they were read.
-    pub fn all(policies: Vec<ReadPolicy<'_>>, workloads: &Workloads, now: Timestamp) -> Vec<State> {
-        let mut known: BTreeMap<&str, usize> = BTreeMap::new();
-        let states = policies.into_iter().map(|read| {
-            let policy = read.policy;
-            let number = known.entry(policy.namespace()).or_default();
+    /// All policies, in their order.
+    pub fn all(policies: Policies, workloads: &Workloads, now: Timestamp) -> Vec<State> {
+        let mut known: BTreeMap<String, usize> = BTreeMap::new();
+        let states = policies.0.into_iter().map(|read| {
+            let number = known.entry(read.policy.namespace().to_string()).or_default();
             *number += 1;
             State::new(read, *number, workloads, now)
         });
         states.collect()
     }
 
-    fn new(read: ReadPolicy<'_>, number: usize, workloads: &Workloads, now: Timestamp) -> Self {
+    fn new(read: ReadPolicy, number: usize, workloads: &Workloads, now: Timestamp) -> Self {
         let ReadPolicy { policy, spec } = read;
         let (spec, ready) = match spec {
             Err(errors) => (None, Finding::new(false, "Invalid", errors.to_string())),
@@ -109,15 +126,15 @@ impl State {
             Ok(spec) => (Some(spec), Finding::new(true, "Accepted", "the policy is valid")),
         };
         let mut state = State {
-            policy: policy.clone(),
             status: policy.status.clone(),
+            policy,
             spec,
             ready,
             progress: None,
             degraded: None,
         };
         // A change of the spec is the user's wish to go on.
-        if state.status.observed_generation != policy.metadata.generation {
+        if state.status.observed_generation != state.policy.metadata.generation {
             state.status.retry_time = None;
             for recent in &mut state.status.recent_moves {
                 recent.replaced = true;
