@@ -9,6 +9,7 @@ use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Node, Pod, PodCondition, ServiceAccount};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, Time};
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
+use knarr_api::kinds::pod::is_ready;
 use knarr_api::registry::Registered;
 use knarr_api::{Shared, k8s_openapi, registry};
 use knarr_client::{Api, Caches, Store, SystemClock, TypedApi};
@@ -173,13 +174,6 @@ fn set(n: usize) -> Value {
                 "resources": {"requests": {"cpu": "10m"}}}]}}}})
 }
 
-fn is_ready(pod: &Pod) -> Option<bool> {
-    let mut conditions = pod.status.iter().flat_map(|s| s.conditions.iter().flatten());
-    conditions
-        .find(|c| c.type_ == "Ready")
-        .map(|c| c.status == "True")
-}
-
 pub async fn all() -> Result<Vec<Report>> {
     Ok(vec![many().await?, lost().await?])
 }
@@ -231,9 +225,7 @@ async fn many() -> Result<Report> {
     let rest = PODS.saturating_sub(SETS * REPLICAS);
     let pods = (0..rest).map(|n| pod(&format!("pod-{n}"), &format!("node-{}", n % NODES)));
     create::<Pod>(&cluster.api, pods.collect()).await?;
-    cluster
-        .wait_for::<Pod>(PODS, |pod| is_ready(pod) == Some(true))
-        .await?;
+    cluster.wait_for::<Pod>(PODS, is_ready).await?;
     // What the last of them has set off.
     sleep(Duration::from_secs(10)).await;
     let cpu = cpu_seconds(std::process::id())?;
@@ -297,14 +289,12 @@ async fn lost() -> Result<Report> {
             .collect(),
     )
     .await?;
-    cluster
-        .wait_for::<Pod>(LOST_PODS, |pod| is_ready(pod) == Some(true))
-        .await?;
+    cluster.wait_for::<Pod>(LOST_PODS, is_ready).await?;
 
     let marked = Arc::new(Marked::default());
     let seen = marked.clone();
     cluster.store::<Pod>().add_event_handler(move |change| {
-        let ready = |o: Option<&Arc<knarr_api::Object>>| o.and_then(|o| o.get::<Pod>()).and_then(is_ready);
+        let ready = |o: Option<&Arc<knarr_api::Object>>| o.and_then(|o| o.get::<Pod>()).map(is_ready);
         if ready(change.before()) == Some(true) && ready(change.after()) == Some(false) {
             seen.pods.lock().push(Instant::now());
             seen.more.notify_one();

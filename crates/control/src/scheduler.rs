@@ -14,7 +14,7 @@ use futures::future::join_all;
 use k8s_openapi::api::core::v1::{Node, Pod, PodCondition};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::jiff::Timestamp;
-use knarr_api::kinds::pod::DISRUPTION_TARGET;
+use knarr_api::kinds::pod::{self, DISRUPTION_TARGET};
 use knarr_api::registry::{self, Registered};
 use knarr_api::{Object, k8s_openapi};
 use knarr_apimachinery::ids::NodeName;
@@ -315,8 +315,7 @@ impl Driver {
     async fn report(&self, pod: &Shared<Pod>, reason: &str, message: String, nomination: Nomination) -> bool {
         let shown = shortened(&message);
         self.event(pod, EventType::Warning, "FailedScheduling", shown);
-        let mut old = pod.status.iter().flat_map(|s| s.conditions.iter().flatten());
-        let old = old.find(|c| c.type_ == "PodScheduled");
+        let old = pod::condition(pod, "PodScheduled");
         let condition = not_scheduled(pod, old, reason, message, self.clock.now());
         let had = pod.status.as_ref().and_then(|s| s.nominated_node_name.as_deref());
         let nominated = match nomination {

@@ -8,7 +8,7 @@ mod surge;
 use k8s_openapi::api::core::v1::{Pod, PodCondition};
 use k8s_openapi::api::policy::v1::{Eviction, PodDisruptionBudget};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::StatusCause;
-use knarr_api::kinds::pod::{DISRUPTION_TARGET, is_ready, is_terminal};
+use knarr_api::kinds::pod::{DISRUPTION_TARGET, is_active, is_ready, phase};
 use knarr_api::registry::Registered;
 use knarr_api::{Object, Shared, k8s_openapi, registry};
 use knarr_apimachinery::Error;
@@ -201,8 +201,7 @@ impl Pipeline {
 }
 
 fn can_ignore_pdb(pod: &Pod) -> bool {
-    let phase = pod.status.as_ref().and_then(|s| s.phase.as_deref()).unwrap_or("");
-    phase == "Pending" || is_terminal(pod) || pod.metadata.deletion_timestamp.is_some()
+    phase(pod) == "Pending" || !is_active(pod)
 }
 
 /// How many evictions may be unconfirmed by the disruption controller (MaxDisruptedPodSize).

@@ -8,6 +8,7 @@ use k8s_openapi::api::networking::v1::NetworkPolicy;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use knarr_api::k8s_openapi;
 use knarr_api::k8s_openapi::jiff::{SignedDuration, Timestamp};
+use knarr_api::kinds::pod::condition;
 use knarr_client::{Object, Term};
 use knarr_control::fencing_kinds::{NodeFencing, Phase};
 
@@ -165,8 +166,7 @@ impl Observer {
 fn summary(pod: &Pod) -> String {
     let meta = &pod.metadata;
     let mut text = format!("{} on {:?}", phase_of(pod), node_of(pod));
-    let conditions = pod.status.iter().flat_map(|s| s.conditions.iter().flatten());
-    if let Some(ready) = conditions.into_iter().find(|c| c.type_ == "Ready") {
+    if let Some(ready) = condition(pod, "Ready") {
         text.push_str(&format!(", ready: {}", ready.status));
     }
     if let Some(at) = &meta.deletion_timestamp {

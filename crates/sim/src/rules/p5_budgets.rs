@@ -5,6 +5,7 @@ use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::jiff::SignedDuration;
 use knarr_api::k8s_openapi;
+use knarr_api::kinds::pod::ready_since;
 use knarr_apimachinery::labels::Selector;
 
 use crate::finding::Finding;
@@ -34,10 +35,7 @@ fn is_counted(name: &str, pod: &Pod, world: &World) -> bool {
 }
 
 fn evicted(pod: &Pod, world: &World) -> Result<(), Finding> {
-    let mut conditions = pod.status.iter().flat_map(|s| s.conditions.iter().flatten());
-    let ready = conditions.find(|c| c.type_ == "Ready" && c.status == "True");
-    let since = ready.and_then(|c| c.last_transition_time.as_ref());
-    let is_ready = since.is_some_and(|since| world.now.duration_since(since.0) >= READY_FOR);
+    let is_ready = ready_since(pod).is_some_and(|since| world.now.duration_since(since) >= READY_FOR);
     if !is_ready || phase_of(pod) != "Running" {
         return Ok(());
     }

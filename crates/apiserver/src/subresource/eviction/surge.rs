@@ -14,7 +14,7 @@ use knarr_api::k8s_openapi;
 use knarr_api::kinds::pod::surge_first::{
     EVICTION, SURGE_FIRST, SurgeWindow, eviction_requested, replaced_first, surge_limit, surge_window,
 };
-use knarr_api::kinds::pod::{DISRUPTION_TARGET, at_most_one, condition, is_terminal};
+use knarr_api::kinds::pod::{DISRUPTION_TARGET, at_most_one, condition, is_active};
 
 /// What the annotation of a pod means for its eviction.
 #[derive(Debug, PartialEq)]
@@ -186,7 +186,7 @@ pub(super) fn decide(known: &Known<'_>) -> Decision {
     }
     let is_same = |a: &Pod, b: &Pod| a.metadata.uid == b.metadata.uid;
     let pods = known.pods.iter().copied();
-    let active: Vec<&Pod> = pods.filter(|p| is_same(p, pod) || is_active(p)).collect();
+    let active: Vec<&Pod> = pods.filter(|p| is_same(p, pod) || is_left(p)).collect();
     let replaced = replaced_first(active.iter().copied(), replicas, now);
     let is_replaced = |p: &Pod| replaced.iter().any(|r| is_same(r, p));
     let mut others = active;
@@ -278,10 +278,10 @@ fn not_available(pod: &Pod, min_ready_seconds: i32, known: &Known<'_>) -> Option
     (known.unserved)(pod).map(NotAvailable::NotServed)
 }
 
-/// Neither terminal nor terminating, and not granted an eviction a moment ago.
-fn is_active(pod: &Pod) -> bool {
+/// Whether it counts as a replica, and was not granted an eviction a moment ago.
+fn is_left(pod: &Pod) -> bool {
     let is_evicted = condition(pod, DISRUPTION_TARGET).is_some_and(|c| c.status == "True");
-    !is_terminal(pod) && pod.metadata.deletion_timestamp.is_none() && !is_evicted
+    is_active(pod) && !is_evicted
 }
 
 fn created(pod: &Pod) -> Option<Timestamp> {

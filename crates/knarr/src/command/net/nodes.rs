@@ -8,6 +8,7 @@ use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{ConfigMap, Node};
 use k8s_openapi::jiff::Timestamp;
 use knarr_api::k8s_openapi;
+use knarr_api::kinds::node::is_ready;
 use knarr_api::propagation::{CONFIG_MAP, Propagation, REVISION};
 use knarr_client::NETWORK_NAMESPACE;
 use knarr_network::routes::encryption::Published;
@@ -168,11 +169,6 @@ fn lease<'a>(objects: &'a NetworkObjects, node: &str) -> Option<&'a Lease> {
 
 fn revision(lease: &Lease) -> Option<u64> {
     lease.metadata.annotations.as_ref()?.get(REVISION)?.parse().ok()
-}
-
-/// The condition `Ready`.
-pub fn is_ready(node: &Node) -> bool {
-    condition(node, "Ready").is_some_and(|c| c.status == "True")
 }
 
 fn condition<'a>(node: &'a Node, type_: &str) -> Option<&'a k8s_openapi::api::core::v1::NodeCondition> {

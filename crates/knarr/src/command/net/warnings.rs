@@ -321,7 +321,7 @@ fn of_port(
         .filter(|name| {
             objects
                 .node(name)
-                .is_none_or(|node| !super::nodes::is_ready(node))
+                .is_none_or(|node| !knarr_api::kinds::node::is_ready(node))
         })
         .collect();
     let lost: Vec<String> = lost.into_iter().collect();
