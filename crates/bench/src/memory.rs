@@ -23,7 +23,7 @@ const OBJECTS: usize = 50;
 const AT_ONCE: usize = 32;
 /// Before memory is read: what is only needed during changes may go.
 const REST: Duration = Duration::from_secs(20);
-/// How long after a deletion memory must be back.
+/// How long after a deletion memory must be back. The watch cache keeps changes for 75 to 90 s: these are in it.
 const BACK: Duration = Duration::from_secs(60);
 
 const NAMESPACE: &str = "default";

@@ -13,9 +13,10 @@ use super::change::{Change, Filter};
 use super::index::{Index, IndexedBy};
 use crate::keys;
 
-/// How many changes of a kind are kept for watches that resume.
-pub(super) const WINDOW_CHANGES: usize = 4096;
-/// How much memory the kept changes of a kind may hold.
+/// How many changes of a kind are kept for watches that resume. As maintenance drops old ones, a kind has so many only under load: kube-apiserver's
+/// watch cache grows, too, so that it has the changes of the last 75 s, to 102 400 at most (`defaultUpperBoundCapacity`).
+pub(super) const WINDOW_CHANGES: usize = 16 * 1024;
+/// How much memory the kept changes of a kind may hold; the reason why they may be fewer than kube-apiserver's.
 const WINDOW_BYTES: usize = 32 << 20;
 /// How many of the newest changes are kept however old they are (kube-apiserver's `defaultLowerBoundCapacity`).
 const LAST_CHANGES: usize = 100;
@@ -483,6 +484,26 @@ mod tests {
         assert_eq!(received(), [vec![3], vec![3], vec![3], vec![3]]);
         cache.remove("a/p", 4);
         assert_eq!(received(), [vec![], vec![4], vec![4], vec![4]]);
+    }
+
+    #[test]
+    fn a_burst_of_changes_is_kept_up_to_a_number_and_as_many_bytes() {
+        for (data_bytes, changes) in [(0, WINDOW_CHANGES + 10), (WINDOW_BYTES / 20, 100)] {
+            let cache = KindCache::new(&registry::CONFIG_MAP);
+            for revision in 1..=changes {
+                let mut map = ConfigMap::default();
+                map.metadata.name = Some("m".into());
+                map.metadata.resource_version = Some(revision.to_string());
+                map.data = Some([("k".to_string(), "v".repeat(data_bytes))].into());
+                let object = Object::from_typed(&registry::CONFIG_MAP, Box::new(map));
+                cache.put("m", Arc::new(object));
+            }
+            let state = cache.state.read();
+            let kept = state.window.len();
+            assert_eq!(kept == WINDOW_CHANGES, data_bytes == 0, "{kept} kept");
+            assert!(kept <= WINDOW_CHANGES && state.window_bytes <= WINDOW_BYTES);
+            assert_eq!(state.window_from, (changes - kept) as u64);
+        }
     }
 
     #[test]
