@@ -29,9 +29,9 @@ const DEVICES: [&str; 11] = [
     "c 10:200 rwm",
 ];
 
-/// Whether sandboxes can be made here.
+/// Whether sandboxes can be made here. Without the controller of devices nothing would deny them, and runc makes no container.
 pub fn are_known() -> bool {
-    !is_unified()
+    !is_unified() && Path::new(ROOT).join("devices").join(PROCESSES).exists()
 }
 
 /// The hierarchies there are, and the group in each.
