@@ -12,7 +12,7 @@ use containerd_shim_protos::protobuf::MessageField;
 use super::{Fields, number, read_text, value};
 
 /// The controllers that runc puts containers into.
-pub const CONTROLLERS: [&str; 13] = [
+pub const CONTROLLERS: [&str; 14] = [
     "pids",
     "memory",
     "cpu",
@@ -26,6 +26,7 @@ pub const CONTROLLERS: [&str; 13] = [
     "net_prio",
     "perf_event",
     "rdma",
+    "misc",
 ];
 /// cpuacct.stat counts in USER_HZ, which is 100 on every architecture that Rust's std has Linux for.
 const NANOS_PER_TICK: u64 = 10_000_000;
