@@ -33,15 +33,16 @@ impl Exit {
     }
 }
 
-/// Takes all exits that there are. It does not block.
+/// The most exits that are taken at once: processes whose parents exit become children of the shim, and may be many.
+pub const BATCH: usize = 256;
+
+/// Takes exits that there are, at most [`BATCH`]. It does not block.
 pub fn reap() -> Vec<(Pid, Exit)> {
-    let mut exits = Vec::new();
-    while let Ok(Some((pid, status))) = wait(WaitOptions::NOHANG) {
-        if status.exited() || status.signaled() {
-            exits.push((pid, Exit::new(status)));
-        }
-    }
-    exits
+    let exited = || wait(WaitOptions::NOHANG).ok().flatten();
+    std::iter::from_fn(exited)
+        .take(BATCH)
+        .map(|(pid, status)| (pid, Exit::new(status)))
+        .collect()
 }
 
 /// Whether a process is a child that has not been waited for, running or not.

@@ -30,11 +30,13 @@ impl Server {
         }
     }
 
-    /// Takes all exits. Those of containers' processes come first: when the invocation that started a process is
-    /// finished, the process's exit is known.
-    fn reap(&mut self) {
+    /// Takes a batch of exits; others wait for the next turn. Those of containers' processes come first: when the invocation that started
+    /// a process is finished, the process's exit is known, or is as one that comes later.
+    pub(super) fn reap(&mut self) {
         let mut finished = Vec::new();
-        for (pid, exit) in exits::reap() {
+        let exits = exits::reap();
+        self.more_exits = exits.len() == exits::BATCH;
+        for (pid, exit) in exits {
             match self.under_way.remove(&pid.as_raw_nonzero().get()) {
                 Some(under_way) => finished.push((under_way, exit)),
                 None => match self.find(pid) {

@@ -86,6 +86,8 @@ pub struct Server {
     /// By process id.
     pub under_way: BTreeMap<i32, UnderWay>,
     pub unclaimed: Unclaimed,
+    /// There may be exits that have not been taken.
+    more_exits: bool,
     /// What is under way without an invocation.
     pub awaiting: Awaiting,
     pub streams: BTreeMap<u32, Streaming>,
@@ -121,6 +123,7 @@ impl Server {
             containers: BTreeMap::new(),
             under_way: BTreeMap::new(),
             unclaimed: Unclaimed::default(),
+            more_exits: false,
             awaiting: Awaiting::default(),
             streams: BTreeMap::new(),
             turns: BTreeSet::new(),
@@ -143,13 +146,16 @@ impl Server {
 
     fn serve(&mut self) -> io::Result<()> {
         loop {
-            let wait = if self.turns.is_empty() {
+            let wait = if self.turns.is_empty() && !self.more_exits {
                 self.timers.wait(Instant::now())
             } else {
                 Some(Duration::ZERO)
             };
             for source in self.poll.wait(wait)? {
                 self.handle(source);
+            }
+            if self.more_exits {
+                self.reap();
             }
             for number in std::mem::take(&mut self.turns) {
                 self.run_stream(number);
