@@ -64,6 +64,11 @@ pub use host::{HostError, check_host};
 /// The file name under which the program is this shim.
 pub const NAME: &str = "containerd-shim-knarr-v2";
 
+/// What `-v` prints: the name and the version.
+pub fn version() -> String {
+    format!("{NAME} {}", env!("CARGO_PKG_VERSION"))
+}
+
 /// Runs as the shim if this process was started under its [`NAME`].
 ///
 /// The first thing that `main` does, before a runtime, logging or arguments: `start` forks, which needs a process with
@@ -90,7 +95,7 @@ fn carry_out(arguments: &Arguments) -> Result<(), CommandError> {
         Action::Start => start::run(arguments),
         Action::Delete => delete::run(arguments),
         Action::Version => {
-            println!("{NAME} {}", env!("CARGO_PKG_VERSION"));
+            println!("{}", version());
             Ok(())
         }
     }

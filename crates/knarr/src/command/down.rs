@@ -38,13 +38,14 @@ pub async fn run(config: Config, args: DownArgs) -> Result<(), Failure> {
     stop_process(&config).await?;
     let _held = DataDir::lock(&config.data_dir)?;
     let mut faults = Vec::new();
-    let containerd = node_config::containerd_config(&config);
+    let program = node_config::shim_program().await;
+    let containerd = node_config::containerd_config(&config, &program);
     if containerd.file().exists() {
         let cancel = CancellationToken::new();
         let failed =
             |e| Failure::new("cannot start containerd, which is needed to terminate the pods").because(e);
         let shim = |e| Failure::new("cannot prepare the shim of the running pods").because(e);
-        node_config::refresh_shim(&containerd).map_err(shim)?;
+        node_config::refresh_shim(&containerd, &program).map_err(shim)?;
         let running = Containerd::start(containerd.clone(), cancel.clone())
             .await
             .map_err(failed)?;

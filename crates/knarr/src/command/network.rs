@@ -33,7 +33,7 @@ use tokio::task::JoinSet;
 
 use super::Failure;
 use super::cluster::cluster_domain;
-use super::node_config::{containerd_config, resolv_conf};
+use super::node_config::{cni_bin, cni_conf, resolv_conf};
 use crate::config::{Config, Network, Part};
 
 /// Port of the cluster DNS server.
@@ -247,7 +247,6 @@ async fn start_pods(
     tasks: &mut JoinSet<()>,
 ) -> Result<Arc<Signal<Availability>>, Failure> {
     let (network, known) = watch::channel(None);
-    let cni_conf = containerd_config(config).cni_conf;
     let earlier = earlier(config)
         .map_err(|e| Failure::new("cannot read the CNI configuration of the pod network").because(e))?;
     let server = pods::Server::start(pods::Config {
@@ -265,8 +264,8 @@ async fn start_pods(
     let install = Install {
         program: std::env::current_exe()
             .map_err(|e| Failure::new("cannot find the path of the knarr program").because(e))?,
-        bin_dir: containerd_config(config).cni_bin,
-        conf_dir: cni_conf,
+        bin_dir: cni_bin(config),
+        conf_dir: cni_conf(config),
         socket: names.socket(),
     };
     let availability = Arc::new(Signal::new(Availability {
@@ -360,7 +359,7 @@ fn earlier(config: &Config) -> std::io::Result<Option<pods::EarlierNetwork>> {
     if !leases.exists() {
         return Ok(None);
     }
-    let configured = PodNetwork::configured_bridge(&containerd_config(config).cni_conf)?;
+    let configured = PodNetwork::configured_bridge(&cni_conf(config))?;
     Ok(Some(pods::EarlierNetwork {
         bridge: configured.unwrap_or_else(|| BRIDGE.into()),
         leases,

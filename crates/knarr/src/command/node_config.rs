@@ -1,55 +1,99 @@
 //! What the settings mean for a node's containerd and its pods' DNS.
 
+use std::io;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::Duration;
 
 use knarr_node::containerd::{ContainerdConfig, ContainerdError, Shim};
 use knarr_node::images;
 use knarr_node::kubelet::configuration::CgroupDriver;
+use tokio::process::Command;
+use tokio::time::timeout;
 
 use crate::config::{Config, Part, ShimChoice};
 
-/// The configuration of the containerd of this data directory.
-pub fn containerd_config(config: &Config) -> ContainerdConfig {
+/// How long the small program of the shim may take to print its version.
+const VERSION_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// The configuration of the containerd of this data directory. `shim` is the [program](shim_program) of knarr's shim.
+pub fn containerd_config(config: &Config, shim: &Path) -> ContainerdConfig {
     ContainerdConfig {
         program: config.containerd.clone(),
         root: config.data_dir.join("containerd"),
         run: config.data_dir.join("run"),
-        cni_bin: match config.network.has(Part::Network) {
-            true => config.data_dir.join("cni/bin"),
-            false => config.cni_bin_dir.clone(),
-        },
-        cni_conf: match (&config.network.cni_conf_dir, config.network.has(Part::Network)) {
-            (Some(directory), _) => directory.clone(),
-            (None, true) => config.data_dir.join("cni/net.d"),
-            (None, false) => "/etc/cni/net.d".into(),
-        },
-        sandbox_image: config
-            .sandbox_image
-            .clone()
-            .unwrap_or_else(|| images::PAUSE.into()),
+        cni_bin: cni_bin(config),
+        cni_conf: cni_conf(config),
+        sandbox_image: sandbox_image(config).into(),
         systemd_cgroup: config.kubelet.cgroup_driver == CgroupDriver::Systemd,
         shim: match config.shim {
-            ShimChoice::Auto => own_shim().unwrap_or(Shim::RuncV2),
+            ShimChoice::Auto => own_shim(shim).unwrap_or(Shim::RuncV2),
             ShimChoice::RuncV2 => Shim::RuncV2,
             ShimChoice::Rust => Shim::Knarr {
-                program: shim_program(),
+                program: shim.to_path_buf(),
             },
         },
         oci_runtime: config.oci_runtime.clone(),
     }
 }
 
-/// The program of knarr's shim: the small one of its own next to this program, which each pod has in memory once, else this program.
-/// The path of this program is known wherever /proc is mounted, without which no node runs.
-fn shim_program() -> PathBuf {
+/// The directory of the CNI plugins.
+pub fn cni_bin(config: &Config) -> PathBuf {
+    match config.network.has(Part::Network) {
+        true => config.data_dir.join("cni/bin"),
+        false => config.cni_bin_dir.clone(),
+    }
+}
+
+/// The directory of the CNI configurations.
+pub fn cni_conf(config: &Config) -> PathBuf {
+    match (&config.network.cni_conf_dir, config.network.has(Part::Network)) {
+        (Some(directory), _) => directory.clone(),
+        (None, true) => config.data_dir.join("cni/net.d"),
+        (None, false) => "/etc/cni/net.d".into(),
+    }
+}
+
+/// The reference of the sandbox image.
+pub fn sandbox_image(config: &Config) -> &str {
+    config.sandbox_image.as_deref().unwrap_or(images::PAUSE)
+}
+
+/// The program of knarr's shim: the small one of its own next to this program, which each pod has in memory once, if it has this
+/// program's version, else this program. The path of this program is known wherever /proc is mounted, without which no node runs.
+pub async fn shim_program() -> PathBuf {
     let own = std::env::current_exe().unwrap_or_else(|_| "/proc/self/exe".into());
     let small = own.with_file_name(knarr_shim::NAME);
-    if is_executable(&small) && is_trusted(&small, &own) {
-        small
-    } else {
-        own
+    if !is_executable(&small) || !is_trusted(&small, &own) {
+        return own;
     }
+    let expected = knarr_shim::version();
+    match version(&small).await {
+        Ok(found) if found == expected => small,
+        Ok(found) => {
+            tracing::warn!(
+                program = %small.display(), %found, %expected,
+                "knarr's shim is this program, because the one next to it has another version"
+            );
+            own
+        }
+        Err(error) => {
+            tracing::warn!(
+                program = %small.display(), %error,
+                "knarr's shim is this program, because the one next to it does not print its version"
+            );
+            own
+        }
+    }
+}
+
+/// What a shim's program prints as its version.
+async fn version(program: &Path) -> io::Result<String> {
+    let mut command = Command::new(program);
+    let output = command.arg("-v").stdin(Stdio::null()).kill_on_drop(true).output();
+    let output = timeout(VERSION_TIMEOUT, output).await??;
+    Ok(String::from_utf8_lossy(&output.stdout).trim_end().to_owned())
 }
 
 /// Whether only root, or the owner of this program, can have written the file: it runs as root.
@@ -74,17 +118,16 @@ pub enum ShimUnavailable {
 }
 
 /// Lets pods that have knarr's shim keep it though its program has another path now.
-pub fn refresh_shim(containerd: &ContainerdConfig) -> Result<(), ContainerdError> {
-    let program = shim_program();
-    if is_executable(&program) {
-        containerd.refresh_shim(&program)?;
+pub fn refresh_shim(containerd: &ContainerdConfig, program: &Path) -> Result<(), ContainerdError> {
+    if is_executable(program) {
+        containerd.refresh_shim(program)?;
     }
     Ok(())
 }
 
-/// knarr's shim, if this host can run it.
-pub fn own_shim() -> Result<Shim, ShimUnavailable> {
-    let program = shim_program();
+/// knarr's shim with this program, if this host can run it.
+pub fn own_shim(program: &Path) -> Result<Shim, ShimUnavailable> {
+    let program = program.to_path_buf();
     if !is_executable(&program) {
         return Err(ShimUnavailable::Program(program));
     }
@@ -116,9 +159,17 @@ mod tests {
         assert!(!is_executable(directory.path()));
     }
 
-    #[test]
-    fn a_host_that_runs_these_tests_gets_knarrs_shim() {
-        let Shim::Knarr { program } = own_shim().unwrap() else {
+    #[tokio::test]
+    async fn a_program_that_prints_another_version_is_found() {
+        assert_eq!(version(Path::new("/bin/true")).await.unwrap(), "");
+        let found = version(Path::new("/bin/echo")).await.unwrap();
+        assert!(!found.is_empty() && found != knarr_shim::version(), "{found}");
+        assert!(version(Path::new("/nothing/here")).await.is_err());
+    }
+
+    #[tokio::test]
+    async fn a_host_that_runs_these_tests_gets_knarrs_shim() {
+        let Shim::Knarr { program } = own_shim(&shim_program().await).unwrap() else {
             panic!("containerd's shim")
         };
         assert!(program.is_absolute(), "{program:?}");

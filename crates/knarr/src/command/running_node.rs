@@ -23,7 +23,9 @@ use tokio_util::sync::CancellationToken;
 
 use super::cluster::cluster_domain;
 use super::kubelet_port::KubeletPort;
-use super::node_config::{containerd_config, own_shim, refresh_shim, resolv_conf};
+use super::node_config::{
+    containerd_config, own_shim, refresh_shim, resolv_conf, sandbox_image, shim_program,
+};
 use super::{Failure, git_version};
 use super::{client_ca, descriptors, join, network, node_address};
 use crate::config::{Config, ShimChoice};
@@ -78,14 +80,15 @@ impl PreparedNode {
             &config.data_dir,
             &["cni", "containerd", "containers", "kubelet", "logs", "pki", "run"],
         )?;
+        let shim = shim_program().await;
         if config.shim == ShimChoice::Auto
-            && let Err(error) = own_shim()
+            && let Err(error) = own_shim(&shim)
         {
             tracing::warn!(%error, "new pods get containerd's shim, because this host cannot run knarr's");
         }
-        let containerd = containerd_config(config);
+        let containerd = containerd_config(config, &shim);
         let failed = |e| Failure::new("cannot start containerd").because(e);
-        refresh_shim(&containerd).map_err(failed)?;
+        refresh_shim(&containerd, &shim).map_err(failed)?;
         let running = Containerd::start(containerd, cancel.clone())
             .await
             .map_err(failed)?;
@@ -198,13 +201,9 @@ impl PreparedNode {
             version: git_version(),
             termination_resume: config.termination_resume,
             endpoint_barrier: config.endpoint_barrier,
-            pinned_images: [
-                &containerd_config(config).sandbox_image,
-                images::PAUSE,
-                images::BUSYBOX,
-            ]
-            .map(str::to_string)
-            .into(),
+            pinned_images: [sandbox_image(config), images::PAUSE, images::BUSYBOX]
+                .map(str::to_string)
+                .into(),
             configuration: config.kubelet.clone(),
             pod_rules: Some(PodRules {
                 set_defaults: Strategy::set_defaults,
