@@ -158,27 +158,22 @@ impl Pod {
             return;
         }
         self.record(Some(i), false, "Created", "Container created".into());
-        self.start_created(i, id, attempt, None);
-    }
-
-    /// `in_flight_until`: see [`Operation::Created`].
-    pub(super) fn start_created(
-        &mut self,
-        i: usize,
-        id: ContainerId,
-        attempt: u32,
-        in_flight_until: Option<Timestamp>,
-    ) {
-        self.containers[i].operation = Operation::Starting(Starting {
-            id: id.clone(),
+        let starting = Starting {
+            id,
             attempt,
             exit: None,
-            in_flight_until,
-        });
+            in_flight_until: None,
+        };
+        self.start_created(i, starting);
+    }
+
+    pub(super) fn start_created(&mut self, i: usize, starting: Starting) {
+        let container = &mut self.containers[i];
         self.out.push(Action::StartContainer {
-            container: self.containers[i].name.clone(),
-            id,
+            container: container.name.clone(),
+            id: starting.id.clone(),
         });
+        container.operation = Operation::Starting(starting);
     }
 
     /// Ends the start of this container; with the container's index.
@@ -249,16 +244,13 @@ impl Pod {
         self.record(Some(i), true, "Failed", format!("Error: {message}"));
         // A failure is final only when no earlier request can start the container any more: its sandbox would be stopped, and
         // it would be killed without its grace period (SPEC T3).
-        if let Some(in_flight_until) = starting.in_flight_until.filter(|until| now < *until)
-            && still_created
-            && self.termination.is_none()
-        {
+        let may_start = starting.in_flight_until.is_some_and(|until| now < until);
+        if may_start && still_created && self.termination.is_none() {
             let container = &mut self.containers[i];
-            container.operation = Operation::Created {
-                id,
-                attempt,
-                in_flight_until,
-            };
+            container.operation = Operation::Created(Starting {
+                exit: None,
+                ..starting
+            });
             container.wait(WaitingReason::RunContainerError, message);
             let retry_at = container.back_off.start_failed(now);
             self.out.wake_at(retry_at);

@@ -9,7 +9,7 @@ use knarr_api::k8s_openapi;
 
 use super::clock_jump::moved;
 use super::container::{
-    Container, Operation, Role, Run, RunState, container_status_unknown, definition_hash,
+    Container, Operation, Role, Run, RunState, Starting, container_status_unknown, definition_hash,
     ephemeral_as_container, exit_unknown, terminated,
 };
 use super::{Action, Pod};
@@ -242,11 +242,12 @@ impl Pod {
                     .add_termination(&container.name, newest.attempt, &end);
             }
             ContainerState::Created => {
-                container.operation = Operation::Created {
+                container.operation = Operation::Created(Starting {
                     id: newest.id.clone(),
                     attempt: newest.attempt,
-                    in_flight_until: moved(now, RUNTIME_REQUEST_TIMEOUT),
-                };
+                    exit: None,
+                    in_flight_until: Some(moved(now, RUNTIME_REQUEST_TIMEOUT)),
+                });
                 container.runs.adopt_created(newest.attempt);
             }
             ContainerState::Unknown => {

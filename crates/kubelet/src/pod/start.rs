@@ -88,23 +88,18 @@ impl Pod {
             return false;
         };
         let container = &mut self.containers[i];
-        if let Operation::Created {
-            id,
-            attempt,
-            in_flight_until,
-        } = container.operation.clone()
-        {
+        if let Operation::Created(starting) = container.operation.clone() {
             if self.sandboxes.is_current(container.runs.sandbox()) {
                 if let Some(at) = container.back_off.retry_at().filter(|at| *at > now) {
                     self.out.wake_at(at);
                     return false;
                 }
-                self.start_created(i, id, attempt, Some(in_flight_until));
+                self.start_created(i, starting);
                 return true;
             }
             // It was created in a sandbox that is not in use any more.
             container.operation = Operation::None;
-            container.runs.add_dead(id);
+            container.runs.add_dead(starting.id);
         }
         if let Some(at) = container.back_off.retry_at().filter(|at| *at > now) {
             self.out.wake_at(at);

@@ -39,13 +39,9 @@ pub(super) enum Operation {
     Creating {
         attempt: u32,
     },
-    /// Found created and not started after a restart of the kubelet. A request of the earlier kubelet may start it until this
-    /// time.
-    Created {
-        id: ContainerId,
-        attempt: u32,
-        in_flight_until: Timestamp,
-    },
+    /// Found created and not started after a restart of the kubelet; it has to be started.
+    Created(Starting),
+    /// Its start was requested from the runtime.
     Starting(Starting),
     /// The process runs; the container counts as running once the postStart hook is done.
     PostStart {
@@ -58,21 +54,21 @@ impl Operation {
     /// The container that the operation is about, unless that is the latest run.
     fn id(&self) -> Option<&ContainerId> {
         match self {
-            Operation::Created { id, .. } | Operation::Starting(Starting { id, .. }) => Some(id),
+            Operation::Created(starting) | Operation::Starting(starting) => Some(&starting.id),
             Operation::PostStart { run } => run.id.as_ref(),
             _ => None,
         }
     }
 }
 
-/// A start that was requested from the runtime.
+/// The start of a container that the runtime has created.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Starting {
     pub(super) id: ContainerId,
     pub(super) attempt: u32,
     /// The exit of the run, if it was reported before the start.
     pub(super) exit: Option<Exit>,
-    /// See [`Operation::Created`].
+    /// Until when a request of an earlier kubelet may start it, if it was found created.
     pub(super) in_flight_until: Option<Timestamp>,
 }
 
@@ -190,7 +186,7 @@ impl Container {
     pub(super) fn cancel_start(&mut self) {
         match std::mem::take(&mut self.operation) {
             Operation::Inspecting | Operation::Pulling => {}
-            Operation::Created { id, .. } => self.runs.add_dead(id),
+            Operation::Created(starting) => self.runs.add_dead(starting.id),
             operation => self.operation = operation,
         }
     }
@@ -239,14 +235,11 @@ impl Container {
         self.probes.clock_jumped(by);
         match &mut self.operation {
             Operation::Stopping(stop) => stop.clock_jumped(by),
-            Operation::Created {
-                in_flight_until: until,
-                ..
+            Operation::Created(starting) | Operation::Starting(starting) => {
+                if let Some(until) = &mut starting.in_flight_until {
+                    move_by(until, by);
+                }
             }
-            | Operation::Starting(Starting {
-                in_flight_until: Some(until),
-                ..
-            }) => move_by(until, by),
             _ => {}
         }
     }
