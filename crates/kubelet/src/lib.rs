@@ -14,12 +14,14 @@
 //! | allocated resources; cgroups of all pods and of the QoS classes | `pod/allocation.rs`, `enforcement.rs` |
 //! | CPU, memory and topology manager | `cpumanager/`, `memorymanager/`, `topologymanager/` |
 //! | devices, ResourceClaims | `devicemanager/`, `dra/` |
+//! | when a volume is unstaged, and its attachment released (SPEC S7) | `attached_volumes.rs` |
 //! | KubeletConfiguration | `configuration/` |
 //! | when to request which certificate | `certificates.rs` |
 
 pub mod admission;
 pub mod allocatable;
 pub mod app_armor;
+pub mod attached_volumes;
 pub mod backoff;
 pub mod certificates;
 pub mod cgroup;
