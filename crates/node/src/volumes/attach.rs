@@ -3,8 +3,9 @@
 //!
 //! Before a pod's container uses such a volume, the node puts its finalizer on the volume's VolumeAttachment, by
 //! compare-and-swap: from then on the object cannot be deleted before this node removes it, which it does when its last
-//! pod that uses the volume has terminated. What is used is also written to the pod's directory, so that a restarted
-//! kubelet knows; an attachment in use by this node, of which no pod here knows, is released then.
+//! pod that uses the volume has terminated, and the volume is not staged any more. What is used is also written to the
+//! pod's directory, and what is staged to the node's ([`staged`]), so that a restarted kubelet knows; an attachment in use
+//! by this node, of which neither knows, is released then.
 //!
 //! Each pod that takes the volume into use writes the attachment, also where an earlier one still uses it: a release
 //! sent for that one without an answer may be in flight, and must fail when it arrives. So does each kubelet, also where
@@ -18,8 +19,8 @@ mod checkpoint;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::path::{Path, PathBuf};
+use std::io;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -31,10 +32,12 @@ use knarr_api::kinds::persistent_volume::{
 use knarr_api::{Object, Shared, k8s_openapi, registry};
 use knarr_apimachinery::{Error, finalizer};
 use knarr_client::{Api, ListOptions, TypedApi};
+use knarr_kubelet::attached_volumes::Step;
 use parking_lot::Mutex;
 use tokio::time::sleep;
 use tracing::warn;
 
+use super::storage::{VolumesInUse, staged};
 use crate::kubelet::own_node::OwnNode;
 
 /// How often a pod's start polls an attachment before it reports what it waits for.
@@ -58,18 +61,6 @@ impl From<ExclusiveAttachment> for DesiredAttachment {
             one_pod: exclusive.one_pod,
         }
     }
-}
-
-/// The users of one attachment.
-#[derive(Default)]
-struct AttachmentUsers {
-    /// The volume's name; a CSI driver's by its name in the node's status.
-    volume: String,
-    /// Of pods.
-    uids: BTreeSet<PodUid>,
-    /// The last write that takes it into use did not succeed, or was of a kubelet that has died: it may have been done,
-    /// or be done later.
-    in_doubt: bool,
 }
 
 /// What a pod waits for before it may use a volume; shown to the user.
@@ -108,31 +99,68 @@ pub enum HoldError {
     Update { volume: String, source: Error },
 }
 
+/// Why an attachment is not released.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum ReleaseError {
+    #[error("cannot read which volumes pods use: {0}")]
+    Read(#[from] io::Error),
+    #[error(transparent)]
+    Api(#[from] Error),
+}
+
 /// The attachments this node uses.
 pub(super) struct Attachments {
     api: Arc<dyn Api>,
     own_node: Arc<OwnNode>,
     root: PathBuf,
-    /// By the attachment's name.
-    used: Mutex<BTreeMap<String, AttachmentUsers>>,
+    used: VolumesInUse,
+    /// Whether what earlier kubelets noted is in it. Until then no volume is known to be without users.
+    is_recovered: Mutex<bool>,
     /// Held during requests to the API: one change at a time.
     change_lock: tokio::sync::Mutex<()>,
 }
 
 impl Attachments {
-    /// Restores the uses recorded in the pods' directories.
-    pub fn new(api: Arc<dyn Api>, own_node: Arc<OwnNode>, root: PathBuf) -> Self {
-        let used = recovered(&root).unwrap_or_else(|error| {
-            warn!(%error, "cannot read which volumes pods use");
-            BTreeMap::new()
-        });
-        Attachments {
+    /// Restores the uses recorded in the pods' directories, and what is staged.
+    pub fn new(api: Arc<dyn Api>, own_node: Arc<OwnNode>, root: PathBuf, used: VolumesInUse) -> Self {
+        let attachments = Attachments {
             api,
             own_node,
             root,
-            used: Mutex::new(used),
+            used,
+            is_recovered: Mutex::new(false),
             change_lock: tokio::sync::Mutex::default(),
+        };
+        if let Err(error) = attachments.recover() {
+            warn!(%error, "cannot read which volumes pods use; none is released");
         }
+        attachments
+    }
+
+    /// The users by the pods' checkpoints, before a volume is taken for unused: nothing if they are known already. Their kubelet
+    /// has died: its last writes may have been done or not.
+    pub fn recover(&self) -> io::Result<()> {
+        let mut is_recovered = self.is_recovered.lock();
+        if *is_recovered {
+            return Ok(());
+        }
+        let (users, all_staged) = (checkpoint::read(&self.root)?, staged::read(&self.root)?);
+        let mut used = self.used.lock();
+        for user in users {
+            used.take(&user.attachment, &user.volume, &user.uid);
+        }
+        for found in all_staged {
+            let attachment = found.attachment.as_str();
+            match found.staged {
+                Ok(of) => used.recovered_staged(attachment, &of.volume, Some(of.source)),
+                Err(error) => {
+                    warn!(attachment, %error, "cannot read how a volume is staged; its attachment is kept");
+                    used.recovered_staged(attachment, "", None);
+                }
+            }
+        }
+        *is_recovered = true;
+        Ok(())
     }
 
     /// Waits a moment until the pod may use the volume, and from then on holds it. The error is what it waits for.
@@ -195,13 +223,7 @@ impl Attachments {
         })?;
         // Before the write, too: one without an answer, or with a conflict because something between here and the API
         // sent it twice, may have been done all the same, and then this node has to release it.
-        {
-            let mut used = self.used.lock();
-            let users = used.entry(name.clone()).or_default();
-            users.volume = volume.into();
-            users.uids.insert(uid.clone());
-            users.in_doubt = true;
-        }
+        self.used.lock().take(name, volume, uid);
         let used_by = format!("{uid} {}", self.own_node.kubelet_id());
         if !is_held(&attachment) || user(&attachment) != Some(used_by.as_str()) {
             let mut held = (*attachment).clone();
@@ -214,9 +236,7 @@ impl Attachments {
                 return Err(HoldError::Update { volume, source });
             }
         }
-        if let Some(users) = self.used.lock().get_mut(name) {
-            users.in_doubt = false;
-        }
+        self.used.lock().taken(name);
         Ok(())
     }
 
@@ -261,27 +281,30 @@ impl Attachments {
     /// holds.
     fn has(&self, attachment: &VolumeAttachment) -> bool {
         let name = attachment.metadata.name.as_deref().unwrap_or_default();
-        is_held(attachment) && self.used.lock().contains_key(name)
+        is_held(attachment) && self.used.lock().contains(name)
     }
 
-    /// Releases what this pod used, where no other pod of this node uses it. Its containers have terminated.
-    pub async fn release(&self, uid: &PodUid) -> Result<(), Error> {
+    /// This pod has none of its volumes mounted any more, and its containers have terminated.
+    pub fn leave(&self, uid: &PodUid) {
+        self.used.lock().leave(uid);
+    }
+
+    /// What is to be done about the volumes that this pod left last; without a pod, that were left under an earlier kubelet.
+    pub fn steps(&self, last_user: Option<&PodUid>) -> Vec<Step> {
+        self.used.lock().steps(last_user)
+    }
+
+    /// Releases an attachment that no pod of this node uses, if its volume is not staged. If this fails the attachment is
+    /// still known as used, and the caller tries again.
+    pub async fn release(&self, name: &str) -> Result<(), ReleaseError> {
         let _change = self.change_lock.lock().await;
-        let of_pod: Vec<(String, bool, bool)> = self
-            .used
-            .lock()
-            .iter()
-            .filter(|(_, users)| users.uids.contains(uid))
-            .map(|(name, users)| (name.clone(), users.uids.len() == 1, users.in_doubt))
-            .collect();
-        for (name, is_last, in_doubt) in of_pod {
-            if is_last {
-                // If this fails it is still known as used, and tried again.
-                self.end_use(&name, in_doubt.then_some(uid)).await?;
-                self.used.lock().remove(&name);
-            } else if let Some(users) = self.used.lock().get_mut(&name) {
-                users.uids.remove(uid);
-            }
+        let (is_releasable, in_doubt) = {
+            let used = self.used.lock();
+            (used.is_releasable(name), used.in_doubt(name).cloned())
+        };
+        if is_releasable {
+            self.end_use(name, in_doubt.as_ref()).await?;
+            self.used.lock().released(name);
         }
         Ok(())
     }
@@ -325,14 +348,15 @@ impl Attachments {
         }
     }
 
-    /// Releases what no pod here uses: a pod's directory was removed, and the kubelet exited before it could release.
-    pub async fn release_unknown(&self) -> Result<(), Error> {
+    /// Releases what is unknown here: a pod's directory was removed, and the kubelet exited before it could release.
+    pub async fn release_unknown(&self) -> Result<(), ReleaseError> {
+        self.recover()?;
         let _change = self.change_lock.lock().await;
         for object in &self.list().await? {
             let ours = object
                 .get::<VolumeAttachment>()
                 .is_some_and(|a| a.spec.node_name == self.own_node.name() && is_held(a));
-            if ours && !self.used.lock().contains_key(object.name()) {
+            if ours && !self.used.lock().contains(object.name()) {
                 self.end_use(object.name(), None).await?;
             }
         }
@@ -341,17 +365,21 @@ impl Attachments {
 
     /// Whether this pod uses one.
     pub fn uses(&self, uid: &str) -> bool {
-        self.used.lock().values().any(|users| users.uids.contains(uid))
+        self.used.lock().uses(uid)
     }
 
     /// What this node uses, by the names in its status.
     pub fn in_use(&self) -> Vec<String> {
         let used = self.used.lock();
-        let name = |users: &AttachmentUsers| match users.volume.contains('/') {
-            true => users.volume.clone(),
-            false => unique_name(&users.volume),
+        let name = |volume: &str| match volume.contains('/') {
+            true => volume.to_string(),
+            false => unique_name(volume),
         };
-        used.values().map(name).collect()
+        // One whose record cannot be read has no name.
+        used.in_use()
+            .filter(|volume| !volume.is_empty())
+            .map(name)
+            .collect()
     }
 }
 
@@ -363,16 +391,4 @@ fn is_held(attachment: &VolumeAttachment) -> bool {
 fn user(attachment: &VolumeAttachment) -> Option<&str> {
     let annotations = attachment.metadata.annotations.as_ref()?;
     annotations.get(USED_BY).map(String::as_str)
-}
-
-/// The users by the pods' checkpoints. Their kubelet has died: its last writes may have been done or not.
-fn recovered(root: &Path) -> std::io::Result<BTreeMap<String, AttachmentUsers>> {
-    let mut used: BTreeMap<String, AttachmentUsers> = BTreeMap::new();
-    for entry in checkpoint::read(root)? {
-        let users = used.entry(entry.attachment).or_default();
-        users.volume = entry.volume;
-        users.uids.insert(entry.uid);
-        users.in_doubt = true;
-    }
-    Ok(used)
 }

@@ -1,5 +1,7 @@
 //! Why a pod's volumes are not set up or torn down, in the kubelet's words.
 
+use knarr_apimachinery::ids::PodUid;
+
 use super::storage::{StorageFailure, VolumeMode};
 
 /// Why a volume is not set up; shown to the user.
@@ -27,8 +29,12 @@ pub enum VolumeError {
     NoVolume { volume: String, container: String },
     #[error("cannot make the pod's directory: {why}")]
     PodDirectory { why: String },
+    #[error("another operation on the volumes of pod {uid} is in progress")]
+    Busy { uid: PodUid },
     #[error("cannot free {path}: {why}")]
     TearDown { path: String, why: String },
+    #[error("UnmountDevice failed for the volume of attachment {attachment}: {why}")]
+    UnmountDevice { attachment: String, why: String },
     #[error("cannot release a pod's volumes: {why}")]
     Release { why: String },
 }

@@ -16,7 +16,7 @@ pub(crate) mod mounts;
 mod storage;
 mod sub_path;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,6 +27,7 @@ use knarr_api::kinds::persistent_volume::{csi_attachment, csi_unique_name, exclu
 use knarr_apimachinery::ids::{NodeName, PodUid};
 use knarr_client::events::EventRecorder;
 use knarr_client::{Api, Clock};
+use knarr_kubelet::attached_volumes::Step;
 use knarr_kubelet::devicemanager::DeviceNode;
 use knarr_kubelet::{empty_dir::medium, env_file, resources};
 use parking_lot::Mutex;
@@ -74,7 +75,21 @@ pub struct Volumes {
     /// What comes from elsewhere.
     storage_manager: storage::StorageManager,
     expansions: Expansions,
+    /// Pods whose volumes are being set up or torn down.
+    busy: Mutex<BTreeSet<PodUid>>,
     node: NodeName,
+}
+
+/// An operation on all volumes of one pod.
+struct Operation<'a> {
+    of: &'a Volumes,
+    uid: PodUid,
+}
+
+impl Drop for Operation<'_> {
+    fn drop(&mut self) {
+        self.of.busy.lock().remove(&self.uid);
+    }
 }
 
 /// The name of the claim that a volume of the pod is of, if it is of one.
@@ -107,10 +122,12 @@ impl Volumes {
             api: api.clone(),
             node: node.clone(),
         };
+        let in_use = storage::VolumesInUse::default();
         Volumes {
-            storage_manager: storage::StorageManager::new(root.clone(), tools),
+            storage_manager: storage::StorageManager::new(root.clone(), tools, in_use.clone()),
             expansions: Expansions::new(api.clone(), recorder, clock, node.clone()),
-            attached: attach::Attachments::new(api.clone(), own_node, root.clone()),
+            attached: attach::Attachments::new(api.clone(), own_node, root.clone(), in_use),
+            busy: Mutex::default(),
             node,
             root,
             machine,
@@ -135,9 +152,20 @@ impl Volumes {
         volume_dir(&self.root, uid, volume)
     }
 
+    /// Begins the only operation on a pod's volumes: the garbage collector may tear down those of a deleted pod that its worker
+    /// still sets up.
+    fn begin(&self, uid: &PodUid) -> Result<Operation<'_>, VolumeError> {
+        let uid = uid.clone();
+        match self.busy.lock().insert(uid.clone()) {
+            true => Ok(Operation { of: self, uid }),
+            false => Err(VolumeError::Busy { uid }),
+        }
+    }
+
     /// Makes all volumes of a pod. The first that cannot be made is the error.
     pub async fn setup(&self, pod: &core::Pod, values: &DownwardValues) -> Result<(), VolumeError> {
         let uid = &PodUid::of(&pod.metadata);
+        let _operation = self.begin(uid)?;
         let mut kept_current = Vec::new();
         let own = self.pod_dir(uid);
         self.files
@@ -224,9 +252,12 @@ impl Volumes {
             Some(_) => PathBuf::new(),
             None => claims::local_path(&claimed, mode).map_err(|e| failed(e.to_string()))?,
         };
+        let mut attachment = None;
         if let Some(exclusive) = exclusive_attachment(&claimed) {
-            let held = self.attached.hold(uid, name, &exclusive.into()).await;
+            let desired_attachment = attach::DesiredAttachment::from(exclusive);
+            let held = self.attached.hold(uid, name, &desired_attachment).await;
             held.map_err(|e| failed(e.to_string()))?;
+            attachment = Some(desired_attachment.attachment);
         } else if let Some(csi) = claimed.spec.as_ref().and_then(|s| s.csi.as_ref())
             && storage::is_attached(&*self.api, &csi.driver)
                 .await
@@ -242,6 +273,7 @@ impl Volumes {
                 .hold(uid, &label, &desired_attachment)
                 .await
                 .map_err(|e| failed(e.to_string()))?;
+            attachment = Some(desired_attachment.attachment);
         }
         if desired.is_none() && mode == VolumeMode::Block {
             let device = path.clone();
@@ -252,7 +284,7 @@ impl Volumes {
             })?;
             return Ok(path);
         }
-        let Some(desired) = desired else {
+        let Some(mut desired) = desired else {
             let (local_path, volume) = (local_root(&self.root), (*claimed).clone());
             let made = self.files.run(uid, move || local::make(&local_path, &volume));
             made.await
@@ -270,6 +302,7 @@ impl Volumes {
             }
             return Ok(path);
         };
+        desired.attachment = attachment;
         let found = self.storage_manager.set_up(&desired).await;
         let found = found.map_err(|failure| mount_error(name, mode, failure))?;
         if desired.is_expandable() {
@@ -307,8 +340,8 @@ impl Volumes {
             in_use,
         );
         let end_use = async {
-            while let Err(error) = self.attached.release_unknown().await {
-                debug!(%error, "cannot list the VolumeAttachments yet");
+            while let Err(error) = self.release_unknown().await {
+                debug!(%error, "cannot release the VolumeAttachments of an earlier kubelet yet");
                 tokio::time::sleep(ATTACHMENTS_RETRY).await;
             }
         };
@@ -456,8 +489,49 @@ impl Volumes {
         }
     }
 
+    /// Unstages and then releases the attached volumes without users that this pod left last; without a pod, that were left
+    /// under an earlier kubelet. One that fails keeps no other; the last failure is the error.
+    async fn end_use(&self, last_user: Option<&PodUid>) -> Result<(), VolumeError> {
+        loop {
+            let steps = self.attached.steps(last_user);
+            if steps.is_empty() {
+                return Ok(());
+            }
+            let mut failed = None;
+            for step in steps {
+                let done = match step {
+                    Step::Unstage { attachment } => {
+                        let unstaged = self.storage_manager.unstage(&attachment).await;
+                        unstaged.map_err(|e| VolumeError::UnmountDevice {
+                            attachment,
+                            why: e.to_string(),
+                        })
+                    }
+                    Step::Release { attachment } => {
+                        let released = self.attached.release(&attachment).await;
+                        released.map_err(|e| VolumeError::Release { why: e.to_string() })
+                    }
+                };
+                failed = done.err().or(failed);
+            }
+            if let Some(error) = failed {
+                return Err(error);
+            }
+        }
+    }
+
+    async fn release_unknown(&self) -> Result<(), VolumeError> {
+        let released = self.attached.release_unknown().await;
+        let ended = self.end_use(None).await;
+        released.map_err(|e| VolumeError::Release { why: e.to_string() })?;
+        ended
+    }
+
     /// Unmounts and removes everything of a pod.
     pub async fn teardown(&self, uid: &PodUid) -> Result<(), VolumeError> {
+        let _operation = self.begin(uid)?;
+        let recovered = self.attached.recover();
+        recovered.map_err(|e| VolumeError::Release { why: e.to_string() })?;
         self.file_volumes.forget(uid).await;
         self.expansions.forget(uid);
         let failed = |why: String| VolumeError::TearDown {
@@ -478,9 +552,9 @@ impl Volumes {
             unmounted.await.map_err(|e| failed(e.to_string()))?;
         }
         self.claimed.lock().retain(|(of, _), _| of != uid);
+        self.attached.leave(uid);
         // While its directory exists: the garbage collector finds it by that, and retries.
-        let released = self.attached.release(uid).await;
-        released.map_err(|e| VolumeError::Release { why: e.to_string() })?;
+        self.end_use(Some(uid)).await?;
         if !uid.is_empty() {
             let removed = self.files.run(uid, move || untrusted_fs::remove(&own));
             removed.await.map_err(|e| failed(e.to_string()))?;

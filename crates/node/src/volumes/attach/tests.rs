@@ -64,13 +64,32 @@ impl Node {
         let own_node = Arc::new(OwnNode::new(self.api.clone(), "n1", started));
         own_node.status_written(&node);
         own_node.remember(node);
-        Attachments::new(self.api.clone(), own_node, self.dir.path().into())
+        Attachments::new(
+            self.api.clone(),
+            own_node,
+            self.dir.path().into(),
+            VolumesInUse::default(),
+        )
     }
 
     async fn is_held(&self) -> bool {
         let found = self.api.get_as::<VolumeAttachment>("", "knarr-u").await;
         found.is_ok_and(|a| is_held(&a))
     }
+}
+
+/// As the pod's teardown does, of volumes that are not staged.
+async fn end_use(node: &Attachments, uid: &str) -> Result<(), ReleaseError> {
+    let uid = PodUid::from(uid);
+    node.recover()?;
+    node.leave(&uid);
+    for step in node.steps(Some(&uid)) {
+        let Step::Release { attachment } = step else {
+            panic!("{step:?}");
+        };
+        node.release(&attachment).await?;
+    }
+    Ok(())
 }
 
 #[tokio::test(start_paused = true)]
@@ -103,7 +122,7 @@ async fn s7_the_last_pod_releases_the_volume_and_a_restart_forgets_none() {
     let node = n.start();
     node.hold(&"one".into(), "v", &exclusive(false)).await.unwrap();
     node.hold(&"two".into(), "v", &exclusive(false)).await.unwrap();
-    node.release(&"one".into()).await.unwrap();
+    end_use(&node, "one").await.unwrap();
     assert!(n.is_held().await, "another pod uses it");
     std::fs::remove_dir_all(n.dir.path().join("pods/one")).unwrap();
     // The kubelet dies and is restarted while the pod keeps running.
@@ -111,7 +130,7 @@ async fn s7_the_last_pod_releases_the_volume_and_a_restart_forgets_none() {
     node.release_unknown().await.unwrap();
     assert!(n.is_held().await);
     assert_eq!(node.in_use(), ["exclusive.knarr.io/v"]);
-    node.release(&"two".into()).await.unwrap();
+    end_use(&node, "two").await.unwrap();
     assert!(!n.is_held().await);
     // The kubelet dies between a pod's end and its release: the next one releases.
     node.hold(&"three".into(), "v", &exclusive(false)).await.unwrap();
@@ -133,7 +152,7 @@ async fn s7_a_late_answer_for_one_pod_does_not_release_what_the_next_one_uses() 
         let lost = request.verb == "update" && lost.load(Ordering::SeqCst);
         lost.then(|| Error::timeout("no answer"))
     });
-    assert!(node.release(&"one".into()).await.is_err());
+    assert!(end_use(&node, "one").await.is_err());
     on_its_way.store(false, Ordering::SeqCst);
     let mut late = (*n.api.get_as::<VolumeAttachment>("", "knarr-u").await.unwrap()).clone();
     finalizer::remove(&mut late.metadata, IN_USE);
@@ -142,9 +161,9 @@ async fn s7_a_late_answer_for_one_pod_does_not_release_what_the_next_one_uses() 
     assert!(arrived.is_err_and(|e| e.is_conflict()));
     assert!(n.is_held().await);
     // It is sent again, and then without a user.
-    node.release(&"one".into()).await.unwrap();
+    end_use(&node, "one").await.unwrap();
     assert!(n.is_held().await);
-    node.release(&"two".into()).await.unwrap();
+    end_use(&node, "two").await.unwrap();
     assert!(!n.is_held().await);
 }
 
@@ -171,7 +190,7 @@ async fn s7_an_attachment_taken_into_use_without_an_answer_is_released() {
         finalizer::add(&mut write.metadata, IN_USE);
         let kind = &registry::VOLUME_ATTACHMENT;
         if arrives_late {
-            node.release(&"one".into()).await.unwrap();
+            end_use(&node, "one").await.unwrap();
             let late = n.api.update_as(write).await;
             assert!(late.is_err_and(|e| e.is_conflict()), "dies: {dies}");
         } else {
@@ -180,7 +199,7 @@ async fn s7_an_attachment_taken_into_use_without_an_answer_is_released() {
                 .delete(kind, "", "knarr-u", Default::default())
                 .await
                 .unwrap();
-            node.release(&"one".into()).await.unwrap();
+            end_use(&node, "one").await.unwrap();
             assert!(n.api.get(kind, "", "knarr-u").await.unwrap_err().is_not_found());
         }
         assert!(!n.is_held().await, "arrives late: {arrives_late}, dies: {dies}");
@@ -238,7 +257,7 @@ async fn s7_a_record_under_deletion_admits_no_new_user_of_the_volume() {
     }
     let another = node.hold(&"three".into(), "v", &exclusive(true)).await;
     assert!(matches!(another, Err(HoldError::OtherPod { .. })), "{another:?}");
-    node.release(&"two".into()).await.unwrap();
+    end_use(&node, "two").await.unwrap();
     assert!(n.is_held().await);
     // No pod here uses it, and its finalizer will be removed: too late.
     std::fs::remove_dir_all(n.dir.path().join("pods")).unwrap();
@@ -247,4 +266,66 @@ async fn s7_a_record_under_deletion_admits_no_new_user_of_the_volume() {
     assert!(matches!(late, Err(HoldError::Detaching { .. })), "{late:?}");
     node.release_unknown().await.unwrap();
     assert!(n.api.get(kind, "", "knarr-u").await.unwrap_err().is_not_found());
+}
+
+/// The pod that had it staged left, and its kubelet has died before it unstaged it; nothing of the pod may be left.
+#[tokio::test(start_paused = true)]
+async fn s7_an_attachment_is_in_use_and_not_released_while_its_volume_is_staged() {
+    for (dies, has_directory) in [(false, true), (true, true), (true, false)] {
+        let n = Node::new();
+        attachment(&n.api, "n1", "").await;
+        let mut node = n.start();
+        let uid = PodUid::from("one");
+        node.hold(&uid, "v", &exclusive(false)).await.unwrap();
+        let source = || serde_json::from_value(json!({"nfs": {"server": "s", "path": "/e"}})).unwrap();
+        let noted = staged::StagedVolume {
+            volume: "v".into(),
+            source: source(),
+        };
+        assert!(node.used.lock().stage("knarr-u", &uid, Some(source())).is_some());
+        staged::write(n.dir.path(), "knarr-u", &noted).unwrap();
+        if dies {
+            if !has_directory {
+                std::fs::remove_dir_all(n.dir.path().join("pods")).unwrap();
+            }
+            node = n.start();
+        }
+        node.leave(&uid);
+        node.release_unknown().await.unwrap();
+        let step = Step::Unstage {
+            attachment: "knarr-u".into(),
+        };
+        let last_user = has_directory.then_some(&uid);
+        assert_eq!(node.steps(last_user), [step]);
+        node.release("knarr-u").await.unwrap();
+        assert!(n.is_held().await, "dies: {dies}, directory: {has_directory}");
+        assert_eq!(node.in_use(), ["exclusive.knarr.io/v"]);
+        node.used.lock().unstaged("knarr-u");
+        node.release("knarr-u").await.unwrap();
+        assert!(!n.is_held().await);
+        assert!(node.in_use().is_empty());
+    }
+}
+
+/// A note of an earlier kubelet cannot be read for a while.
+#[tokio::test(start_paused = true)]
+async fn s7_nothing_is_released_before_it_is_known_which_volumes_pods_use() {
+    let n = Node::new();
+    attachment(&n.api, "n1", "").await;
+    n.start()
+        .hold(&"one".into(), "v", &exclusive(false))
+        .await
+        .unwrap();
+    let note = n.dir.path().join("pods/one/attached/knarr-u");
+    let kept = n.dir.path().join("kept");
+    std::fs::rename(&note, &kept).unwrap();
+    std::fs::create_dir(&note).unwrap();
+    let node = n.start();
+    assert!(matches!(node.release_unknown().await, Err(ReleaseError::Read(_))));
+    assert!(n.is_held().await);
+    std::fs::remove_dir(&note).unwrap();
+    std::fs::rename(&kept, &note).unwrap();
+    node.release_unknown().await.unwrap();
+    assert!(n.is_held().await);
+    assert_eq!(node.in_use(), ["exclusive.knarr.io/v"]);
 }

@@ -77,6 +77,22 @@ pub enum StorageError {
     },
     #[error(transparent)]
     ReadRecords(untrusted_fs::Error),
+    #[error("the pod does not use the attachment {attachment} of the volume any more")]
+    NotInUse { attachment: String },
+    #[error("cannot note that the volume of attachment {attachment} is staged: {source}")]
+    WriteStaged {
+        attachment: String,
+        source: untrusted_fs::Error,
+    },
+    #[error("the record of how the volume of attachment {attachment} is staged cannot be read")]
+    StagedUnknown { attachment: String },
+    #[error("what is staged at {} is still used by pods without the attachment {attachment}", at.display())]
+    StagedForOthers { attachment: String, at: PathBuf },
+    #[error("cannot remove the record of how the volume of attachment {attachment} is staged: {source}")]
+    RemoveStaged {
+        attachment: String,
+        source: untrusted_fs::Error,
+    },
     #[error("cannot remove the record of volume {volume}: {source}")]
     RemoveRecord {
         volume: String,

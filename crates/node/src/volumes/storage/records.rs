@@ -23,11 +23,14 @@ const BYTES_MAX: usize = 256 * 1024;
 const KUBELET_RECORD: &str = "vol_data.json";
 const PLUGINS: [&str; 3] = ["kubernetes.io~csi", "kubernetes.io~iscsi", "kubernetes.io~nfs"];
 
-#[derive(Serialize, Deserialize)]
-struct Record {
-    source: Source,
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Record {
+    pub source: Source,
     #[serde(default)]
-    mode: VolumeMode,
+    pub mode: VolumeMode,
+    /// The VolumeAttachment that the pod uses it by: what is staged is then unstaged with the last user of that.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub attachment: Option<String>,
 }
 
 /// Why a record cannot be read.
@@ -47,7 +50,7 @@ pub struct Recorded {
     pub plugin: &'static str,
     pub volume: String,
     /// The error is why the record cannot be read.
-    pub source: Result<(Source, VolumeMode), RecordError>,
+    pub record: Result<Record, RecordError>,
 }
 
 fn directory(pod: &Path, plugin: &str) -> PathBuf {
@@ -55,11 +58,9 @@ fn directory(pod: &Path, plugin: &str) -> PathBuf {
 }
 
 /// Whole, or not at all.
-pub fn write(pod: &Path, plugin: &str, volume: &str, source: &Source, mode: VolumeMode) -> io::Result<()> {
-    let bytes = serde_json::to_vec(&Record {
-        source: source.clone(),
-        mode,
-    })?;
+pub fn write(pod: &Path, volume: &str, record: &Record) -> io::Result<()> {
+    let plugin = record.source.storage().plugin();
+    let bytes = serde_json::to_vec(record)?;
     let file = NewFile {
         bytes: &bytes,
         mode: 0o600,
@@ -68,9 +69,9 @@ pub fn write(pod: &Path, plugin: &str, volume: &str, source: &Source, mode: Volu
     Dir::make(&directory(pod, plugin), 0o700)?.replace(format!("{volume}{SUFFIX}"), file)
 }
 
-pub fn remove(pod: &Path, of: &Recorded) -> io::Result<()> {
-    match Dir::open(&directory(pod, of.plugin)) {
-        Ok(directory) => directory.remove_file(format!("{}{SUFFIX}", of.volume)),
+pub fn remove(pod: &Path, plugin: &str, volume: &str) -> io::Result<()> {
+    match Dir::open(&directory(pod, plugin)) {
+        Ok(directory) => directory.remove_file(format!("{volume}{SUFFIX}")),
         Err(e) if e.kind() == ErrorKind::NotFound => Ok(()),
         Err(e) => Err(e),
     }
@@ -93,18 +94,18 @@ pub fn of_pod(pod: &Path) -> io::Result<Vec<Recorded>> {
             found.push(Recorded {
                 plugin,
                 volume: volume.into(),
-                source: read(&directory, &name, plugin),
+                record: read(&directory, &name, plugin),
             });
         }
     }
     Ok(found)
 }
 
-fn read(directory: &Dir, name: &str, plugin: &str) -> Result<(Source, VolumeMode), RecordError> {
+fn read(directory: &Dir, name: &str, plugin: &str) -> Result<Record, RecordError> {
     let bytes = directory.read_whole(name, BYTES_MAX)?;
     let record: Record = serde_json::from_slice(&bytes)?;
     match record.source.storage().plugin() {
-        own if own == plugin => Ok((record.source, record.mode)),
+        own if own == plugin => Ok(record),
         other => Err(RecordError::OtherPlugin {
             other,
             plugin: plugin.into(),
@@ -142,7 +143,7 @@ fn adopt(pod: &Path, plugin: &str, volumes: &Path, volume: &str) -> Result<(), R
     if directory.kind(KUBELET_RECORD)?.is_none() {
         return Ok(());
     }
-    let (source, mode) = read(&directory, KUBELET_RECORD, plugin)?;
-    write(pod, plugin, volume, &source, mode)?;
+    let record = read(&directory, KUBELET_RECORD, plugin)?;
+    write(pod, volume, &record)?;
     Ok(directory.remove_file(KUBELET_RECORD)?)
 }

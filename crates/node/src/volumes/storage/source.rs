@@ -53,6 +53,8 @@ pub struct VolumeRequest {
     pub name: String,
     pub source: Source,
     pub terms: MountTerms,
+    /// The VolumeAttachment that the pod uses it by.
+    pub attachment: Option<String>,
 }
 
 impl VolumeRequest {
@@ -131,6 +133,7 @@ pub async fn inline(
             fs_group,
             pod,
         },
+        attachment: None,
     }))
 }
 
@@ -190,6 +193,7 @@ pub async fn claimed(
             fs_group,
             pod: pod_info(pod),
         },
+        attachment: None,
     }))
 }
 

@@ -99,7 +99,7 @@ impl Node {
             node: "n1".into(),
             files: Pool::new(),
         };
-        StorageManager::new(dir.path().into(), tools)
+        StorageManager::new(dir.path().into(), tools, VolumesInUse::default())
     }
 
     /// Another incarnation of the kubelet.

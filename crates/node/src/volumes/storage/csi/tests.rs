@@ -1,5 +1,6 @@
 //! A fake driver is registered, called for volumes, and deregistered again.
 
+mod attached;
 mod driver;
 mod expansion;
 
@@ -13,7 +14,7 @@ use serde_json::{Value, json};
 use std::sync::Arc;
 use tonic::Code;
 
-use super::super::{StorageFailure, StorageManager, VolumeRequest, claimed, inline};
+use super::super::{StorageFailure, StorageManager, VolumeRequest, VolumesInUse, claimed, inline};
 use super::*;
 use crate::host::HollowHost;
 use crate::plugins::{Watcher, watcher};
@@ -50,7 +51,7 @@ impl Node {
             files: Pool::new(),
         };
         Node {
-            storage_manager: StorageManager::new(dir.path().into(), tools),
+            storage_manager: StorageManager::new(dir.path().into(), tools, VolumesInUse::default()),
             watcher: Watcher::new(
                 dir.path().join(watcher::REGISTRY),
                 vec![Arc::new(registrar)],
