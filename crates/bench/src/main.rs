@@ -64,6 +64,9 @@ struct Cli {
     /// Runs one workload through the API in this process and prints its result: each is measured alone.
     #[arg(long, hide = true, value_name = "NUMBER")]
     workload: Option<usize>,
+    /// Makes one plan of a rebalancer in this process and prints its result.
+    #[arg(long, hide = true, value_name = "NUMBER")]
+    plan: Option<usize>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -111,6 +114,14 @@ async fn run(cli: Cli) -> Result<(), Box<dyn std::error::Error>> {
         let workloads = scheduler::through_api();
         let workload = workloads.get(number).ok_or("there is no such workload")?;
         let found = scheduler::cluster::run(workload).await?;
+        println!("{}", serde_json::to_string(&found)?);
+        return Ok(());
+    }
+    if let Some(number) = cli.plan {
+        let workloads = scheduler::rebalance::WORKLOADS_OF_PLANS;
+        let workload = workloads.get(number).ok_or("there is no such plan")?;
+        let start = tokio::time::Instant::now();
+        let found = scheduler::rebalance::run(workload, &|| start.elapsed().as_secs_f64())?;
         println!("{}", serde_json::to_string(&found)?);
         return Ok(());
     }
@@ -210,7 +221,16 @@ async fn measure(cli: &Cli) -> Result<Vec<Report>, Box<dyn std::error::Error>> {
         reports.extend(scheduler_reports(only)?);
         drop(progress);
         let _progress = Progress::start("measuring the scheduler's core");
-        reports.push(core_report(only)?);
+        let core = core_report(only)?;
+        if !core.measurements.is_empty() {
+            reports.push(core);
+        }
+        if "preemption across nodes".contains(only) {
+            reports.push(cross_node_report()?);
+        }
+        if "plans of a rebalancer".contains(only) {
+            reports.push(plans_report()?);
+        }
     }
     if selected(Name::Network) {
         let _progress = Progress::start("measuring the service proxy (some minutes)");
@@ -223,21 +243,28 @@ fn only_node(cli: &Cli) -> bool {
     cli.only.as_deref() == Some("node")
 }
 
-/// Each workload in a process of its own, so that its memory is its own.
+/// Measures one of the scheduler's workloads in a process of its own, so that its memory is its own.
+fn in_own_process<T: serde::de::DeserializeOwned>(
+    flag: &str,
+    number: usize,
+) -> Result<T, Box<dyn std::error::Error>> {
+    let out = std::process::Command::new(std::env::current_exe()?)
+        .args(["scheduler", flag, &number.to_string()])
+        .stderr(std::process::Stdio::inherit())
+        .output()?;
+    if !out.status.success() {
+        return Err(format!("scheduler {flag} {number} could not be measured").into());
+    }
+    Ok(serde_json::from_slice(&out.stdout)?)
+}
+
 fn scheduler_reports(only: &str) -> Result<Vec<Report>, Box<dyn std::error::Error>> {
     let mut reports = Vec::new();
     for (number, workload) in scheduler::through_api().iter().enumerate() {
         if !workload.title().contains(only) {
             continue;
         }
-        let out = std::process::Command::new(std::env::current_exe()?)
-            .args(["scheduler", "--workload", &number.to_string()])
-            .stderr(std::process::Stdio::inherit())
-            .output()?;
-        if !out.status.success() {
-            return Err(format!("{} could not be measured", workload.title()).into());
-        }
-        let found: scheduler::cluster::Found = serde_json::from_slice(&out.stdout)?;
+        let found: scheduler::cluster::Found = in_own_process("--workload", number)?;
         let what = "API, embedded store with fsync, scheduler and load generator in one process";
         let mut report = Report::new("scheduler", format!("{}; {what}", workload.title()));
         let pods = report.record("pods bound", found.pods_per_second, "/s", Basis::TwoCpus);
@@ -300,6 +327,56 @@ fn core_report(only: &str) -> Result<Report, Box<dyn std::error::Error>> {
         report
             .record("memory at most", memory, "MB", Basis::None)
             .target(Target::AtMost(12.0 * 1024.0));
+    }
+    Ok(report)
+}
+
+fn cross_node_report() -> Result<Report, Box<dyn std::error::Error>> {
+    use scheduler::cross_node::{DECISIONS, NODES, run};
+    let start = tokio::time::Instant::now();
+    let mut decisions = run(&|| start.elapsed().as_secs_f64())?;
+    let mut report = Report::new(
+        "preemption across nodes",
+        format!(
+            "deciding core: {DECISIONS} decisions at {NODES} nodes, each because of anti-affinity or topology spread with pods of 3 or 4 nodes"
+        ),
+    );
+    report.record(
+        "one decision, p50",
+        stats::percentile(&mut decisions, 50.0),
+        "ms",
+        Basis::Cpu,
+    );
+    report
+        .record(
+            "one decision, p99",
+            stats::percentile(&mut decisions, 99.0),
+            "ms",
+            Basis::Cpu,
+        )
+        .target(Target::AtMost(5.0));
+    Ok(report)
+}
+
+fn plans_report() -> Result<Report, Box<dyn std::error::Error>> {
+    let mut report = Report::new(
+        "plans of a rebalancer",
+        "5 000 nodes in 3 zones, 100 000 pods of 1 000 workloads; the memory is that of the snapshot and its objects, and the most during the plan",
+    );
+    for (number, workload) in scheduler::rebalance::WORKLOADS_OF_PLANS.iter().enumerate() {
+        let found: scheduler::rebalance::Found = in_own_process("--plan", number)?;
+        let name = format!("{}: {} moves", workload.name, found.moves);
+        report
+            .record(name.clone(), found.seconds, "s", Basis::Cpu)
+            .target(Target::AtMost(1.0));
+        report
+            .record(
+                format!("{name}, memory by the snapshot's"),
+                found.times_snapshot,
+                "x",
+                Basis::None,
+            )
+            .target(Target::AtMost(1.5));
     }
     Ok(report)
 }

@@ -24,7 +24,7 @@ impl Found {
     }
 }
 
-fn shared<T: Registered>(value: Value) -> Result<Shared<T>> {
+pub(super) fn shared<T: Registered>(value: Value) -> Result<Shared<T>> {
     let typed: T = serde_json::from_value(value)?;
     let object = Object::from_typed(T::kind_of(), Box::new(typed));
     Ok(Shared::new(Arc::new(object))?)

@@ -1,9 +1,11 @@
 //! The scheduler: nodes and pods are those of kube-scheduler's own performance tests, nodes of 4 CPUs and 32 GiB in three
 //! zones, pods that ask for 100m and 500 MB. Placed through the API ([`cluster`]) and by the deciding core alone
-//! ([`core`]).
+//! ([`core`]). Besides, decisions of preemption across nodes ([`cross_node`]) and plans of a rebalancer ([`rebalance`]).
 
 pub mod cluster;
 pub mod core;
+pub mod cross_node;
+pub mod rebalance;
 
 use serde_json::{Value, json};
 
