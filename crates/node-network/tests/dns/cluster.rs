@@ -123,7 +123,7 @@ impl Cluster {
         let socket = UdpSocket::bind(any).await.unwrap();
         socket.connect((ip, 53)).await.unwrap();
         let mut buffer = vec![0; 65_535];
-        // As resolvers do: datagrams may be lost, and a fresh IPv6 address is reachable a moment after it was added only.
+        // As resolvers do: datagrams may be lost.
         for _ in 0..ATTEMPTS {
             socket.send(bytes).await.unwrap();
             let Ok(length) = timeout(ATTEMPT, socket.recv(&mut buffer)).await else {

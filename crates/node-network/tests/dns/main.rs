@@ -7,10 +7,14 @@ mod elsewhere;
 mod limits;
 mod upstream;
 
-use cluster::{ADDRESS, Cluster, address, in_namespace};
+use std::net::SocketAddr;
+
+use cluster::{ADDRESS, Cluster, TIMEOUT, address, in_namespace};
 use hickory_proto::op::ResponseCode;
 use hickory_proto::rr::RecordType;
 use knarr_node_network::dns::addresses;
+use tokio::net::UdpSocket;
+use tokio::time::timeout;
 
 #[test]
 fn n5_names_of_the_cluster_are_answered_over_udp_and_tcp_while_the_api_is_away() {
@@ -102,6 +106,30 @@ fn n5_addresses_are_put_on_the_loopback_interface_once_and_taken_away_again() {
             addresses::remove(&all).await.unwrap();
         }
         assert!(!shown().contains(ADDRESS) && !shown().contains("fd00:96::a"));
+    });
+}
+
+#[test]
+fn n5_a_socket_that_connects_right_after_an_address_was_added_reaches_it() {
+    in_namespace(async {
+        let all = [address(), "fd00:96::a".parse().unwrap()];
+        // Which is first, the socket or the kernel's worker that adds the local route, differs from time to time.
+        for round in 0..30 {
+            addresses::add(&all).await.unwrap();
+            for ip in all {
+                let any: SocketAddr = if ip.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" }.parse().unwrap();
+                let client = UdpSocket::bind(any).await.unwrap();
+                client.connect((ip, 53)).await.unwrap();
+                let server = UdpSocket::bind((ip, 53)).await.unwrap();
+                client.send(b"question").await.unwrap();
+                let received = timeout(TIMEOUT, server.recv(&mut [0; 16])).await;
+                assert!(
+                    matches!(received, Ok(Ok(8))),
+                    "{ip} in round {round}: {received:?}"
+                );
+            }
+            addresses::remove(&all).await.unwrap();
+        }
     });
 }
 
