@@ -1,6 +1,7 @@
 //! Brings the kernel's tables to what was decided. Everything here blocks; the driver calls it off the async workers.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use knarr_network::catalog::ServiceKey;
@@ -77,6 +78,9 @@ pub(super) struct Kernel {
     /// Elements that the kernel rejects: set and key. Left out until the next check, so that one element does not block
     /// the rest.
     left_out: BTreeSet<(String, Box<[u8]>)>,
+    /// To be deleted when the kernel has what was applied, also if that takes several attempts. By frontend, of which the
+    /// newest counts.
+    stale_udp: BTreeMap<(Family, Option<IpAddr>, u16), StaleUdp>,
 }
 
 /// When the kernel rejects more than this, it is not the elements' fault.
@@ -93,6 +97,7 @@ impl Kernel {
             open: None,
             affinity: AffinityChains::default(),
             left_out: BTreeSet::new(),
+            stale_udp: BTreeMap::new(),
         }
     }
 
@@ -104,6 +109,7 @@ impl Kernel {
             Ok(()) => {
                 let checks = self.proxy.health_checks();
                 done.health_checks = checks.map(|(key, check)| (key.clone(), check)).collect();
+                done.stale_udp = std::mem::take(&mut self.stale_udp).into_values().collect();
                 Ok(done)
             }
             Err(error) => {
@@ -133,7 +139,7 @@ impl Kernel {
         };
         match self.open.take().filter(|_| !is_due) {
             Some(mut open) => {
-                self.apply(&mut open, done)?;
+                self.apply(&mut open)?;
                 self.open = Some(open);
             }
             None => {
@@ -150,13 +156,13 @@ impl Kernel {
     }
 
     /// Commits the changes of Services. Each Service's are in one transaction.
-    fn apply(&mut self, open: &mut Open, done: &mut Done) -> Result<(), TableError> {
+    fn apply(&mut self, open: &mut Open) -> Result<(), TableError> {
         let mut transaction = Transaction::default();
         while let Some(key) = self.unapplied.pop_first() {
-            let change = self.proxy.apply(&self.catalog.read(), &key);
+            let mut change = self.proxy.apply(&self.catalog.read(), &key);
             self.affinity.need(self.proxy.affinity_timeout(&key));
+            self.keep_stale(std::mem::take(&mut change.stale_udp));
             transaction.put(&open.tables, &change)?;
-            done.stale_udp.extend(change.stale_udp);
             if transaction.is_full() {
                 self.declare_affinity(open)?;
                 open.commit(&transaction.take())?;
@@ -165,6 +171,11 @@ impl Kernel {
         self.declare_affinity(open)?;
         open.commit(&transaction.take())?;
         Ok(())
+    }
+
+    fn keep_stale(&mut self, stale: Vec<StaleUdp>) {
+        let by_frontend = stale.into_iter().map(|s| ((s.family, s.address, s.port), s));
+        self.stale_udp.extend(by_frontend);
     }
 
     /// Reads everything, and commits what is different at one moment. Into empty tables Services go one after the other.
@@ -191,7 +202,7 @@ impl Kernel {
         let is_empty = compared.iter().all(|(_, comparison)| comparison.elements() == 0);
         if is_empty && self.is_new {
             self.is_new = false;
-            self.apply(&mut open, done)?;
+            self.apply(&mut open)?;
             return Ok(open);
         }
         if self.is_new {
@@ -205,7 +216,7 @@ impl Kernel {
         while let Some(key) = self.unapplied.pop_first() {
             let change = self.proxy.apply(&self.catalog.read(), &key);
             self.affinity.need(self.proxy.affinity_timeout(&key));
-            done.stale_udp.extend(change.stale_udp);
+            self.keep_stale(change.stale_udp);
         }
         self.declare_affinity(&mut open)?;
         self.proxy.finish_adoption();

@@ -240,7 +240,16 @@ fn n3_an_element_that_the_kernel_rejects_keeps_no_other_out() {
 
 #[test]
 fn n3_udp_clients_of_a_removed_endpoint_get_another() {
-    in_world(|world| async move {
+    udp_clients_of_a_removed_endpoint(false);
+}
+
+#[test]
+fn n3_udp_clients_of_a_removed_endpoint_get_another_also_when_the_first_commit_fails() {
+    udp_clients_of_a_removed_endpoint(true);
+}
+
+fn udp_clients_of_a_removed_endpoint(is_first_commit_invalid: bool) {
+    in_world(move |world| async move {
         let first = UdpSocket::bind("10.1.0.1:53").unwrap();
         let second = UdpSocket::bind("10.1.0.2:53").unwrap();
         for server in [&first, &second] {
@@ -260,6 +269,10 @@ fn n3_udp_clients_of_a_removed_endpoint_get_another() {
         let stranger = UdpSocket::bind("0.0.0.0:0").unwrap();
         stranger.send_to(b"x", "10.1.0.2:53").unwrap();
         assert_eq!(second.recv(&mut buffer).unwrap(), 1);
+        if is_first_commit_invalid {
+            // The commit removes an element that is not there any more.
+            script::run(&format!("flush map ip {TABLE} endpoints")).unwrap();
+        }
         world.set_endpoints("dns", "IPv4", 53, &["10.1.0.2"]).await;
         settled(&catalog, &proxy, &world).await;
         let mut conntrack = Conntrack::open().unwrap();
