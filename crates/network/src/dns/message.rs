@@ -121,9 +121,9 @@ impl<'a> Writer<'a> {
         let before = self.out.len();
         let names_before = self.names.len();
         self.write(record);
-        let count = &mut self.counts[section as usize];
-        if self.out.len() - self.start <= self.limit && *count < u16::MAX {
-            *count += 1;
+        if self.out.len() - self.start <= self.limit {
+            // No overflow: 65 535 bytes have fewer records.
+            self.counts[section as usize] += 1;
             return;
         }
         self.names.truncate(names_before);

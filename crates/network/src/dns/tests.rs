@@ -1,6 +1,8 @@
 //! The answers of Kubernetes' DNS specification.
 
 mod messages;
+mod names;
+mod records;
 mod upstream;
 
 use hickory_proto::op::{Message, Query as HickoryQuery};

@@ -8,7 +8,8 @@ use proptest::prelude::*;
 
 use super::{edns_question, name, question};
 use crate::dns::cached::{Question, Reply, ReplyError};
-use crate::dns::forward::Forwarding;
+use crate::dns::forward::{ForwardError, Forwarding};
+use crate::dns::message::Data;
 use crate::dns::resolv_conf::ResolvConf;
 use crate::dns::zone::Outcome;
 use crate::dns::{query, record_type};
@@ -50,6 +51,58 @@ fn n5_the_configmap_is_read_whole_or_not_at_all() {
     let conf = ResolvConf::parse("search a\nnameserver 1.1.1.1\nnameserver x\nsearch corp.example b # c\n");
     assert_eq!(conf.servers.len(), 1);
     assert_eq!(conf.domains[..2], [name("corp.example"), name("b")]);
+}
+
+#[test]
+fn n5_the_configmap_has_at_most_so_many_servers_domains_and_hosts() {
+    let read = |key: &str, text: String| Forwarding::parse(&BTreeMap::from([(key.to_string(), text)]));
+    let servers = |count: usize| vec!["10.0.0.1"; count].join(" ");
+    let domains = |count: usize| {
+        let all: BTreeMap<String, [&str; 1]> = (0..count)
+            .map(|n| (format!("n{n}.example"), ["10.0.0.1"]))
+            .collect();
+        serde_json::to_string(&all).unwrap()
+    };
+    let hosts = |count: usize| {
+        let lines: Vec<String> = (0..count).map(|n| format!("10.0.0.1 n{n}.example\n")).collect();
+        lines.concat()
+    };
+    type Line<'a> = &'a dyn Fn(usize) -> String;
+    let table: [(&'static str, usize, Line<'_>); 3] = [
+        ("upstreams", 15, &servers),
+        ("stubDomains", 1000, &domains),
+        ("hosts", 10_000, &hosts),
+    ];
+    for (key, max, text) in table {
+        assert!(read(key, text(max)).is_ok(), "{key}");
+        let errors = read(key, text(max + 1)).unwrap_err();
+        assert_eq!(errors, [ForwardError::TooMany { key, max }]);
+    }
+    let more_of_one = hosts(10_000) + "10.0.0.2 n0.example\n";
+    assert!(read("hosts", more_of_one).is_ok());
+}
+
+#[test]
+fn n5_a_host_has_its_addresses_of_the_queried_family() {
+    let hosts = "192.0.2.1 one\n2001:db8::2 one\n".to_string();
+    let read = Forwarding::parse(&BTreeMap::from([("hosts".to_string(), hosts)])).unwrap();
+    for (record_type, address) in [(record_type::A, "192.0.2.1"), (record_type::AAAA, "2001:db8::2")] {
+        let answer = read.host(&name("one"), record_type).unwrap();
+        let data: Vec<Data> = answer.records.into_iter().map(|r| r.data).collect();
+        assert_eq!(data, [Data::Address(address.parse().unwrap())]);
+    }
+    assert_eq!(read.host(&name("one"), record_type::TXT), None);
+}
+
+#[test]
+fn n5_the_first_three_name_servers_of_the_node_are_used() {
+    let text = "nameserver 10.0.0.1\nnameserver fe80::1%eth0\nnameserver 10.0.0.2\nnameserver 10.0.0.3\nnameserver 10.0.0.4\n";
+    let servers: Vec<String> = ResolvConf::parse(text)
+        .servers
+        .iter()
+        .map(ToString::to_string)
+        .collect();
+    assert_eq!(servers, ["10.0.0.1", "10.0.0.2", "10.0.0.3"]);
 }
 
 /// What an upstream server sends: made by another implementation than ours.
