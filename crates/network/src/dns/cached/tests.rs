@@ -90,6 +90,9 @@ fn n5_only_a_response_to_this_very_question_is_its_answer() {
 fn n5_an_answer_is_kept_for_its_lowest_ttl_and_a_denial_for_its_soas() {
     let ours = question("www.example.com", record_type::A);
     let address = |ttl| record(record_type::A, ttl, &[192, 0, 2, 7]);
+    // Owner, type and class are before the TTL.
+    let mut long_lived = address(5);
+    long_lived[7] = 1;
     let (fine, denied, failed) = (
         response_code::NO_ERROR,
         response_code::NAME_ERROR,
@@ -135,6 +138,20 @@ fn n5_an_answer_is_kept_for_its_lowest_ttl_and_a_denial_for_its_soas() {
             vec![address(20)],
             0,
         ),
+        (
+            "an SOA without data",
+            denied,
+            [0, 1, 0],
+            vec![record(record_type::SOA, 20, &[])],
+            0,
+        ),
+        (
+            "a TTL beyond 16 bits",
+            fine,
+            [1, 0, 0],
+            vec![long_lived],
+            TTL_SECONDS_MAX,
+        ),
         ("a failure", failed, [1, 0, 0], vec![address(20)], FAILURE_SECONDS),
     ] {
         let [answers, authorities, additional] = counts;
@@ -165,5 +182,39 @@ fn n5_a_question_passes_on_whether_signatures_are_to_be_checked_and_an_answer_wh
     for (flags, authentic) in [(FLAG_RESPONSE, false), (FLAG_RESPONSE | FLAG_AUTHENTIC, true)] {
         let bytes = message(ID, flags, [1, 0, 0, 0], &question_bytes(&ours), &[]);
         assert_eq!(Reply::read(&bytes, &ours, ID).unwrap().is_authentic, authentic);
+    }
+}
+
+#[test]
+fn n5_a_kept_answer_is_written_with_its_flags_and_code_if_it_fits_to_the_byte() {
+    const DENIED: u16 = FLAG_RESPONSE | response_code::NAME_ERROR;
+    for (is_authentic, dnssec_ok, expected) in [
+        (true, true, 0x81a3),
+        (true, false, 0x8183),
+        (false, true, 0x8183),
+        (false, false, 0x8183),
+    ] {
+        let ours = Question {
+            dnssec_ok,
+            ..question("www.example.com", record_type::A)
+        };
+        let packet = ours.message(9);
+        let query = crate::dns::query::read(&packet).unwrap();
+        let flags = DENIED | if is_authentic { FLAG_AUTHENTIC } else { 0 };
+        let bytes = message(ID, flags, [1, 0, 1, 0], &question_bytes(&ours), &[soa(20, 8)]);
+        let reply = Reply::read(&bytes, &ours, ID).unwrap();
+        assert_eq!(number(&reply.message(&ours, 0), 2), Some(DENIED));
+        let write = |limit| {
+            let mut out = Vec::new();
+            reply.write(&mut out, &query, 0, limit);
+            out
+        };
+        // The client's question has EDNS, and the kept answer has none.
+        let whole = write(bytes.len() + 11);
+        assert_eq!(whole.len(), bytes.len() + 11);
+        assert_eq!(number(&whole, 2), Some(expected));
+        let truncated = write(bytes.len() + 10);
+        assert_eq!(truncated.len(), packet.len());
+        assert_eq!(number(&truncated, 2), Some(expected | FLAG_TRUNCATED));
     }
 }
