@@ -20,7 +20,7 @@ use nix::sys::socket::{
 use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
-use tracing::{debug, error};
+use tracing::{debug, error, warn};
 
 use super::metrics::Transport;
 use super::responder::{Next, Responder};
@@ -141,9 +141,16 @@ impl Worker {
             let messages = match received {
                 Ok(messages) => messages,
                 Err(Errno::EINTR | Errno::EAGAIN | Errno::ENOBUFS | Errno::ENOMEM) => continue,
-                Err(error) => {
+                // The call itself is invalid.
+                Err(error @ (Errno::EBADF | Errno::EFAULT | Errno::EINVAL | Errno::ENOTSOCK)) => {
                     error!(%error, "cannot receive questions, DNS server stops");
                     return;
+                }
+                // An error of the socket, which the kernel reports once: ECONNABORTED after `ss --kill`, for example. The
+                // kernel sends a share of the clients to this socket for as long as it is open.
+                Err(error) => {
+                    warn!(%error, "cannot receive questions, trying again");
+                    continue;
                 }
             };
             // A socket that was shut down reports empty messages without a sender.

@@ -134,6 +134,22 @@ fn n5_a_socket_that_connects_right_after_an_address_was_added_reaches_it() {
 }
 
 #[test]
+fn n5_questions_are_answered_also_after_an_error_of_the_servers_sockets() {
+    in_namespace(async {
+        let cluster = Cluster::start(|_| None).await;
+        let name = "10-1-2-3.ns.pod.cluster.local";
+        cluster.until(name, "10.1.2.3").await;
+        let killed = std::process::Command::new("ss")
+            .args(["--kill", "--udp", "--all", "sport = :53"])
+            .output();
+        assert!(killed.unwrap().status.success());
+        for _ in 0..50 {
+            assert_eq!(cluster.ask(name, RecordType::A).await.answers.len(), 1);
+        }
+    });
+}
+
+#[test]
 fn n5_a_server_that_is_dropped_leaves_its_port_to_the_next_one() {
     in_namespace(async {
         for _ in 0..3 {
