@@ -28,7 +28,7 @@ pub fn in_namespace(test: impl FnOnce() + Send + 'static) {
             "ip link set lo up",
             "ip address add 10.1.0.1/32 dev lo",
             "ip address add 10.1.0.2/32 dev lo",
-            "ip address add fd00:1::1/128 dev lo",
+            "ip address add fd00:1::1/128 dev lo nodad",
             "ip route add 10.96.0.0/16 dev lo",
             "ip -6 route add fd00:96::/112 dev lo",
         ] {
