@@ -39,7 +39,7 @@ impl Pod {
         pod_level: Option<&core::ResourceRequirements>,
         of: impl Fn(&Container) -> Option<&core::ResourceRequirements>,
     ) -> Arc<core::Pod> {
-        if !self.resize_requested() && pod_level == self.object.spec().resources.as_ref() {
+        if pod_level == self.object.spec().resources.as_ref() {
             let same =
                 |c: &Container| of(c).is_none_or(|given| *given == self.object.desired_resources(&c.name));
             if self.containers.iter().all(same) {

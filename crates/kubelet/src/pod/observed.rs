@@ -131,7 +131,6 @@ impl Pod {
                 sandbox: Some(current.clone()),
                 attempt: 0,
                 state: RunState::Exited(Box::new(core::ContainerStateTerminated {
-                    exit_code: 0,
                     reason: Some("Completed".into()),
                     message: Some(INIT_STATUS_UNKNOWN.into()),
                     ..core::ContainerStateTerminated::default()

@@ -116,7 +116,6 @@ impl Pod {
                 self.record(None, true, reason, message);
             }
             self.resize.pending = Some((why, now + RETRY));
-            self.out.wake_at(now + RETRY);
             return self.report_status(now);
         }
         self.resize.pending = None;

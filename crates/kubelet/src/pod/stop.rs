@@ -116,7 +116,7 @@ impl Pod {
                     Role::Sidecar => j > i,
                     Role::Ephemeral => false,
                 };
-                j != i && before && other.has_processes()
+                before && other.has_processes()
             })
     }
 

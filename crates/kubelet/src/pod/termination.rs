@@ -245,10 +245,11 @@ impl Pod {
             return false;
         };
         let deadline = started + SignedDuration::from_secs(seconds);
-        if now < deadline {
-            self.out.wake_at(deadline);
+        if now >= deadline {
+            return true;
         }
-        now >= deadline
+        self.out.wake_at(deadline);
+        false
     }
 
     /// The rest of the grace period of a deletion that began before this kubelet started, at least one second; `None` if
@@ -402,17 +403,33 @@ impl Pod {
 mod tests {
     use super::*;
 
-    #[test]
-    fn t5_the_object_is_deleted_once_all_is_stopped_and_again_after_a_failure_until_it_is_removed() {
-        let (mut now, mut out) = (Timestamp::UNIX_EPOCH, Output::default());
-        let mut termination = PodTermination {
+    fn termination(stage: Stage) -> PodTermination {
+        PodTermination {
             cause: TerminationCause::Deleted,
-            began: now,
+            began: Timestamp::UNIX_EPOCH,
             grace_seconds: 30,
             resumed: false,
             initialized: true,
-            stage: Stage::Stopping { phase_withheld: true },
-        };
+            stage,
+        }
+    }
+
+    #[test]
+    fn t5_a_clock_that_jumps_moves_the_deadline_and_the_retry_of_the_deletion() {
+        let (now, mut out) = (Timestamp::UNIX_EPOCH, Output::default());
+        let mut termination = termination(Stage::DeletionSent);
+        termination.final_delete_failed(now);
+        let (deadline, by) = (termination.deadline(), SignedDuration::from_hours(3));
+        termination.clock_jumped(by);
+        assert_eq!(termination.deadline(), deadline + by);
+        termination.finish(false, now + by, &mut out);
+        assert_eq!(out.take(), [Action::SetTimer(now + by + RETRY)]);
+    }
+
+    #[test]
+    fn t5_the_object_is_deleted_once_all_is_stopped_and_again_after_a_failure_until_it_is_removed() {
+        let (mut now, mut out) = (Timestamp::UNIX_EPOCH, Output::default());
+        let mut termination = termination(Stage::Stopping { phase_withheld: true });
         let mut finish = |termination: &mut PodTermination, is_removed: bool, now: Timestamp| {
             termination.finish(is_removed, now, &mut out);
             out.take()

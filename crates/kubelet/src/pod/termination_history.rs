@@ -63,18 +63,6 @@ impl TerminationHistory {
         text.and_then(|text| serde_json::from_str(text).ok())
             .unwrap_or_default()
     }
-
-    fn is_empty(&self) -> bool {
-        self.containers.is_empty() && self.timeline.is_empty()
-    }
-
-    /// The annotation's value; `None` if the history is empty.
-    fn text(&self) -> Option<String> {
-        if self.is_empty() {
-            return None;
-        }
-        serde_json::to_string(self).ok()
-    }
 }
 
 fn millis(at: Timestamp) -> Timestamp {
@@ -131,7 +119,7 @@ impl RecordedHistory {
         if self.current == self.written {
             return None;
         }
-        let text = self.current.text()?;
+        let text = serde_json::to_string(&self.current).ok()?;
         self.written = self.current.clone();
         Some(text)
     }
