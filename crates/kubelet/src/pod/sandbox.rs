@@ -287,7 +287,9 @@ impl Pod {
     pub(super) fn sandbox_stopped(&mut self, id: SandboxId, now: Timestamp) {
         self.add_to_timeline(now, "SandboxStopped", None, None);
         let is_terminating = self.termination.is_some();
-        if self.sandboxes.stopped(id, is_terminating) && is_terminating {
+        let was_current = self.sandboxes.stopped(id, is_terminating);
+        // An object that is deleted has no status.
+        if was_current && is_terminating && !self.object.is_removed() {
             self.report_status(now);
         }
     }

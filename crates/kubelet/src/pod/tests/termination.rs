@@ -106,6 +106,7 @@ fn t6_a_force_deleted_pod_is_stopped_at_once_and_not_deleted_again() {
     life.exit("c0", 137);
     let log = life.take_log();
     assert!(!log.contains(&"delete".to_string()));
+    assert!(!log.iter().any(|l| l.starts_with("status")), "{log:#?}");
     assert_eq!(log.last().unwrap(), "forget");
 }
 
