@@ -414,6 +414,46 @@ fn t8_pods_are_evicted_by_usage_over_requests_then_priority_then_amount() {
 }
 
 #[test]
+fn t8_what_a_pod_uses_is_compared_with_its_request_of_the_same_resource() {
+    // Its request of memory and of storage, and its use of both.
+    let cases: [(&'static str, [i64; 2], u64, u64); 2] =
+        [("much", [600, 100], 700, 1000), ("little", [100, 600], 650, 900)];
+    let pods: Vec<Pod> = cases
+        .iter()
+        .map(|(name, [memory, storage], ..)| {
+            let requests = json!({"memory": memory.to_string(), "ephemeral-storage": storage.to_string()});
+            serde_json::from_value(json!({
+                "metadata": {"name": name, "uid": name},
+                "spec": {"containers": [{"name": "c", "resources": {"requests": requests}}]},
+            }))
+            .unwrap()
+        })
+        .collect();
+    let of = |(name, _, memory, storage): &(&'static str, [i64; 2], u64, u64)| {
+        stats(&Case {
+            name,
+            priority: 0,
+            request: 0,
+            memory: *memory,
+            processes: 0,
+            disk: [*storage, 0, 0],
+        })
+    };
+    let summary = Summary {
+        pods: cases.iter().map(of).collect(),
+        ..Summary::default()
+    };
+    let first = |signal| {
+        let pods: Vec<&Pod> = pods.iter().collect();
+        let ranked = ranking::rank(signal, Disks::default(), &pods, &summary);
+        ranked[0].metadata.name.clone().unwrap()
+    };
+    // 550 over the request are more than 100, and 900 more than 300.
+    assert_eq!(first(Signal::MemoryAvailable), "little");
+    assert_eq!(first(Signal::NodeFsAvailable), "much");
+}
+
+#[test]
 fn t8_pods_over_local_storage_limits_are_evicted() {
     let check = |spec: Json, layer: u64, logs: u64, volume: u64, disks: Disks| -> Option<String> {
         let pod: Pod = serde_json::from_value(json!({"metadata": {"uid": "p"}, "spec": spec})).unwrap();

@@ -20,3 +20,20 @@ impl Role {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn events_name_the_list_of_the_spec_that_has_the_container() {
+        for (role, field) in [
+            (Role::Init, "spec.initContainers"),
+            (Role::Sidecar, "spec.initContainers"),
+            (Role::App, "spec.containers"),
+            (Role::Ephemeral, "spec.ephemeralContainers"),
+        ] {
+            assert_eq!(role.field(), field, "{role:?}");
+        }
+    }
+}

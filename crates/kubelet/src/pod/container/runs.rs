@@ -347,6 +347,38 @@ mod tests {
     }
 
     #[test]
+    fn l5_the_ends_of_the_last_two_runs_move_with_the_clock() {
+        let at = |second| Timestamp::from_second(second).unwrap();
+        let exited_at = |second| Exit {
+            finished_at: Some(at(second)),
+            ..Exit::default()
+        };
+        let mut runs = Runs::default();
+        runs.begin(run("c0", 0));
+        assert!(runs.end(&"c0".into(), &exited_at(100), at(100)).is_some());
+        runs.begin(run("c1", 1));
+        assert!(runs.end(&"c1".into(), &exited_at(200), at(200)).is_some());
+        runs.clock_jumped(SignedDuration::from_secs(1000));
+        assert_eq!(runs.ended(true, at(1300)), Some(at(1100)));
+        assert_eq!(runs.ended(false, at(1300)), Some(at(1200)));
+    }
+
+    #[test]
+    fn l5_an_end_in_the_future_counts_as_now() {
+        let at = |second| Timestamp::from_second(second).unwrap();
+        for (finished_at, ended) in [(60, 60), (100, 100), (3700, 100)] {
+            let exit = Exit {
+                finished_at: Some(at(finished_at)),
+                ..Exit::default()
+            };
+            let mut runs = Runs::default();
+            runs.begin(run("c0", 0));
+            assert!(runs.end(&"c0".into(), &exit, at(100)).is_some());
+            assert_eq!(runs.ended(false, at(100)), Some(at(ended)), "{finished_at}");
+        }
+    }
+
+    #[test]
     fn l13_each_exited_run_is_removed_once_and_one_is_kept_for_the_previous_logs() {
         let (mut runs, now) = (Runs::default(), Timestamp::UNIX_EPOCH);
         let exit = Exit::default();

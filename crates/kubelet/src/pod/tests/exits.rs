@@ -155,3 +155,64 @@ fn l5_a_rule_restarts_a_container_by_the_codes_it_lists_or_by_all_others() {
         assert_eq!(life.status(), status, "{operator} {code}");
     }
 }
+
+#[test]
+fn s1_an_exit_that_is_reported_again_does_not_end_the_run_that_is_being_started() {
+    let mut life = Life::new(json!({}));
+    life.settle();
+    life.is_held = |action| matches!(action, Action::StartContainer { .. });
+    life.exit("c0", 1);
+    exited(&mut life, "c0", 1);
+    life.is_held = |_| false;
+    life.settle();
+    assert_eq!(life.status(), "Running c=running/1", "{:?}", life.log);
+}
+
+#[test]
+fn l9_a_container_that_is_restarted_after_its_hook_failed_still_shows_why_it_waits() {
+    let mut hooked = container("c");
+    hooked["lifecycle"] = json!({"postStart": {"exec": {"command": ["x"]}}});
+    let mut life = Life::new(json!({"containers": [hooked]}));
+    life.settle();
+    life.hook_done(Hook::PostStart, Err(ActionError::new("no")));
+    life.exit("c0", 137);
+    assert_eq!(life.status(), "Running c=PostStartHookError/0");
+}
+
+#[test]
+fn l4_exits_in_a_terminating_pod_are_reported_once_all_its_containers_have_exited() {
+    let mut life = Life::new(json!({"containers": [container("a"), container("b")]}));
+    life.settle();
+    life.delete(30);
+    life.take_log();
+    life.exit("a0", 0);
+    assert_eq!(life.take_log(), ["exit a0 0"]);
+    let exit = Exit {
+        started_at: Some(life.now),
+        finished_at: Some(life.now),
+        ..Exit::default()
+    };
+    // Nor does a list of the runtime change that.
+    life.step(Event::Observed {
+        since: life.now,
+        sandboxes: vec![sandbox()],
+        containers: vec![
+            seen("a", 0, ContainerState::Exited(exit)),
+            seen("b", 0, ContainerState::Running { started_at: life.now }),
+        ],
+    });
+    assert!(life.take_log().is_empty());
+    life.exit("b0", 0);
+    assert_eq!(life.status(), "Succeeded a=Completed:0/0 b=Completed:0/0");
+}
+
+#[test]
+fn l5_an_exit_of_one_container_shows_the_back_off_of_another() {
+    let mut life = Life::new(json!({"containers": [container("a"), container("b")]}));
+    life.settle();
+    life.exit("b0", 1);
+    life.exit("b1", 1);
+    assert_eq!(life.status(), "Running a=running/0 b=Error:1/1");
+    life.exit("a0", 1);
+    assert_eq!(life.status(), "Running a=running/1 b=CrashLoopBackOff/1");
+}

@@ -106,3 +106,18 @@ fn an_image_change_restarts_the_container() {
     life.exit("c0", 0);
     assert_eq!(life.status(), "Running c=running/1");
 }
+
+#[test]
+fn the_hash_of_a_definition_is_the_same_in_every_version() {
+    let hash = |name: &str, image: Option<&str>| {
+        definition_hash(&core::Container {
+            name: name.into(),
+            image: image.map(str::to_string),
+            ..core::Container::default()
+        })
+    };
+    // FNV-1a of the name, a zero and the image. The runtime keeps it with the container.
+    assert_eq!(hash("c", Some("busybox")), "7e10d644");
+    assert_ne!(hash("c", None), hash("c", Some("busybox")));
+    assert_ne!(hash("d", Some("busybox")), hash("c", Some("busybox")));
+}

@@ -145,3 +145,29 @@ fn l10_sidecars_are_stopped_one_after_the_other_from_the_last() {
         assert_eq!(stopped(&mut life), [next]);
     }
 }
+
+#[test]
+fn l4_the_health_of_devices_before_a_container_runs_is_part_of_the_next_status() {
+    let health = || {
+        let device = core::ResourceStatus {
+            name: "example.com/gpu".into(),
+            resources: None,
+        };
+        BTreeMap::from([("c".to_string(), vec![device])])
+    };
+    let shown = |life: &Life| {
+        let statuses = life.pod.status().container_statuses.clone().unwrap();
+        statuses[0].allocated_resources_status.clone()
+    };
+    let mut known = Life::new(json!({}));
+    known.pod.note_resource_health(health());
+    known.step(Event::Timer);
+    assert_eq!(shown(&known), health().remove("c"));
+    let mut learned = Life::new(json!({}));
+    learned.step(Event::Timer);
+    learned.take_log();
+    learned.step(Event::ResourceHealth(health()));
+    assert!(learned.take_log().is_empty());
+    learned.settle();
+    assert_eq!(shown(&learned), health().remove("c"));
+}

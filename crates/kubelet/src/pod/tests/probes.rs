@@ -182,3 +182,67 @@ fn l8_containers_that_begin_together_are_shown_running_before_one_is_ready() {
     );
     assert!(at("probe b Readiness").is_some());
 }
+
+#[test]
+fn l8_a_container_that_is_not_ready_any_more_is_not_stopped() {
+    let mut c = container("c");
+    c["readinessProbe"] = json!({"exec": {}, "periodSeconds": 1, "failureThreshold": 1});
+    let mut life = Life::new(json!({"containers": [c]}));
+    life.settle();
+    life.probed(Kind::Readiness, ProbeResult::Success);
+    life.wait(1);
+    life.take_log();
+    life.probed(Kind::Readiness, ProbeResult::Failure("no".into()));
+    assert!(life.condition("Ready").starts_with("False"));
+    let log = life.take_log();
+    assert!(!log.iter().any(|l| l.starts_with("stop")), "{log:#?}");
+}
+
+#[test]
+fn l8_a_container_that_starts_again_does_not_suspend_the_readiness_probes_of_the_others() {
+    let mut a = container("a");
+    a["readinessProbe"] = json!({"exec": {}, "periodSeconds": 1});
+    let mut life = Life::new(json!({"containers": [a, container("b")]}));
+    life.settle();
+    life.probed(Kind::Readiness, ProbeResult::Success);
+    life.is_held = |action| matches!(action, Action::StartContainer { .. });
+    life.exit("b0", 1);
+    life.take_log();
+    life.wait(1);
+    let log = life.take_log();
+    assert!(log.contains(&"probe a Readiness".to_string()), "{log:#?}");
+}
+
+#[test]
+fn t2_l8_a_container_that_is_stopped_alone_is_not_probed_for_startup_or_liveness() {
+    for (field, kind) in [("startupProbe", Kind::Startup), ("livenessProbe", Kind::Liveness)] {
+        let mut c = container("c");
+        c[field] = json!({"exec": {}, "periodSeconds": 1});
+        let mut life = Life::new(json!({"containers": [c]}));
+        life.settle();
+        life.wait(1);
+        life.probed(kind, ProbeResult::Failure("not yet".into()));
+        life.object.spec.as_mut().unwrap().containers[0].image = Some("other".into());
+        life.step(Event::Updated(Arc::new(life.object.clone())));
+        let log = life.take_log();
+        assert!(log.contains(&"stop c0 30".to_string()), "{log:#?}");
+        life.wait(5);
+        let log = life.take_log();
+        assert!(!log.iter().any(|l| l.starts_with("probe")), "{log:#?}");
+    }
+}
+
+#[test]
+fn t2_l8_a_liveness_probe_that_fails_once_the_pod_terminates_only_records_an_event() {
+    let mut b = container("b");
+    b["livenessProbe"] = json!({"exec": {}, "periodSeconds": 1, "failureThreshold": 1});
+    let mut life = Life::new(json!({"containers": [container("a"), b]}));
+    life.settle();
+    life.wait(1);
+    life.delete(30);
+    // The status has not shown this yet.
+    life.exit("a0", 0);
+    life.take_log();
+    life.probed(Kind::Liveness, ProbeResult::Failure("no".into()));
+    assert_eq!(life.take_log(), ["event !Unhealthy: Liveness probe failed: no"]);
+}

@@ -302,6 +302,12 @@ fn l4_the_status_has_the_resources_of_the_pods_cgroup() {
             "allocated cpu=1m,ephemeral-storage=1Mi,memory=1Mi requests memory=1Mi limits ",
         ),
         (
+            // Nor are those that equal it.
+            json!({"containers": [with("c", json!({"requests": {"cpu": "2m"}, "limits": {"cpu": "10m"}}))]}),
+            "allocated cpu=2m requests cpu=2m limits cpu=10m",
+            "allocated cpu=2m requests  limits ",
+        ),
+        (
             json!({"containers": [with("c", requirements("500m", "1Mi")), with("d", requirements("500m", "1Mi"))]}),
             "allocated cpu=1,memory=2Mi requests cpu=1,memory=2Mi limits cpu=1,memory=2Mi",
             "allocated cpu=1,memory=2Mi requests cpu=1,memory=2Mi limits cpu=1,memory=2Mi",
@@ -380,4 +386,150 @@ fn l4_a_resize_is_allocated_then_actuated() {
     ] {
         assert!(log.contains(&format!("{expected}{what}")), "{log:#?}");
     }
+}
+
+/// A running pod whose container has these requests of CPU.
+fn running_with_cpu(cpu: &str) -> Life {
+    let mut spec = container("c");
+    spec["resources"] = json!({"requests": {"cpu": cpu}});
+    let mut life = Life::new(json!({"containers": [spec]}));
+    life.settle();
+    life.take_log();
+    life
+}
+
+fn request_cpu(life: &mut Life, cpu: &str) {
+    let resources = json!({"requests": {"cpu": cpu}});
+    change_spec(life, |spec| {
+        spec.containers[0].resources = serde_json::from_value(resources).unwrap()
+    });
+}
+
+fn reject(life: &mut Life, reason: &str) {
+    assert_eq!(life.open, [Action::AdmitResize]);
+    life.open.clear();
+    life.step(Event::ResizeAdmitted(Err(Rejection {
+        reason: reason.into(),
+        message: "full".into(),
+    })));
+}
+
+#[test]
+fn l4_the_pods_status_has_its_containers_former_resources_until_the_new_ones_are_actuated() {
+    let mut life = running_with_cpu("20m");
+    request_cpu(&mut life, "40m");
+    admit(&mut life);
+    assert_eq!(
+        shown(&life),
+        "allocated cpu=40m requests cpu=20m limits  InProgress/"
+    );
+    resized(&mut life, &["c0"], Ok(()));
+    assert_eq!(shown(&life), "allocated cpu=40m requests cpu=40m limits ");
+}
+
+#[test]
+fn l4_a_resize_is_in_progress_until_each_container_has_its_resources() {
+    let mut life = running_with_cpu("20m");
+    request_cpu(&mut life, "40m");
+    admit(&mut life);
+    let containers = vec![("c".to_string(), "c0".into())];
+    // The pod's cgroup has them, the container's does not.
+    resized(&mut life, &[], Ok(()));
+    assert_eq!(life.open, [Action::Resize { containers }]);
+    assert_eq!(
+        shown(&life),
+        "allocated cpu=40m requests cpu=20m limits  InProgress/"
+    );
+    resized(&mut life, &["c0"], Ok(()));
+    assert_eq!(reasons(&mut life), ["ResizeStarted", "ResizeCompleted"]);
+}
+
+#[test]
+fn l4_a_container_in_back_off_gets_its_new_resources_when_it_is_created() {
+    let mut life = running_with_cpu("20m");
+    life.exit("c0", 1);
+    life.exit("c1", 1);
+    request_cpu(&mut life, "40m");
+    admit(&mut life);
+    assert_eq!(
+        life.open,
+        [Action::Resize { containers: vec![] }],
+        "the pod's cgroup only"
+    );
+    resized(&mut life, &[], Ok(()));
+    life.wait(10);
+    assert_eq!(life.status(), "Running c=running/2");
+    assert_eq!(shown(&life), "allocated cpu=40m requests cpu=40m limits ");
+}
+
+#[test]
+fn l4_ephemeral_containers_are_not_resized_with_their_pod() {
+    let mut life = Life::new(json!({
+        "resources": requirements("100m", "64Mi"),
+        "ephemeralContainers": [container("debug")],
+    }));
+    life.settle();
+    assert_eq!(life.running.len(), 2, "{:?}", life.running);
+    resize_pod_level(&mut life, requirements("200m", "64Mi"));
+    admit(&mut life);
+    let containers = vec![("c".to_string(), "c0".into())];
+    assert_eq!(life.open, [Action::Resize { containers }]);
+}
+
+#[test]
+fn l4_a_resize_that_is_not_admitted_says_why_once_and_is_tried_again_after_ten_seconds() {
+    for (reason, condition, event) in [
+        ("OutOfcpu", "Pending/Deferred", "!ResizeDeferred"),
+        (INFEASIBLE, "Pending/Infeasible", "!ResizeInfeasible"),
+    ] {
+        let mut life = running_with_cpu("20m");
+        request_cpu(&mut life, "40m");
+        for events in [vec![event], vec![]] {
+            reject(&mut life, reason);
+            assert!(shown(&life).ends_with(condition), "{}", shown(&life));
+            assert_eq!(reasons(&mut life), events, "{reason}");
+            assert_eq!(life.timer, Some(life.now + SignedDuration::from_secs(10)));
+            life.now += SignedDuration::from_secs(10);
+            life.step(Event::Timer);
+        }
+        admit(&mut life);
+    }
+}
+
+#[test]
+fn l4_the_admission_of_a_spec_that_has_changed_since_does_not_count() {
+    let mut life = running_with_cpu("20m");
+    request_cpu(&mut life, "40m");
+    request_cpu(&mut life, "60m");
+    admit(&mut life);
+    assert_eq!(life.open, [Action::AdmitResize], "of the present spec");
+    assert_eq!(reasons(&mut life), Vec::<String>::new());
+    admit(&mut life);
+    assert!(
+        shown(&life).starts_with("allocated cpu=60m requests cpu=20m"),
+        "{}",
+        shown(&life)
+    );
+}
+
+#[test]
+fn t4_a_restarted_kubelet_takes_the_overhead_out_of_the_reported_pod_level_resources() {
+    let reported = json!({
+        "spec": {
+            "containers": [container("c")],
+            "overhead": {"cpu": "5m"},
+            "resources": {"requests": {"cpu": "80m"}, "limits": {"cpu": "90m"}},
+        },
+        "status": {
+            "phase": "Running",
+            "allocatedResources": {"cpu": "55m"},
+            "resources": {"limits": {"cpu": "65m"}},
+        },
+    });
+    let pod: core::Pod = serde_json::from_value(reported).unwrap();
+    let own = json!({"requests": {"cpu": "50m"}, "limits": {"cpu": "60m"}});
+    let own: core::ResourceRequirements = serde_json::from_value(own).unwrap();
+    let allocation = Allocation::of_pod(&pod);
+    assert_eq!(allocation.allocated(), Some(&own));
+    assert_eq!(allocation.actual(), Some(&own));
 }

@@ -72,6 +72,10 @@ fn l5_a_rule_restarts_all_containers_from_the_beginning_in_the_same_sandbox() {
         (last.reason.as_deref(), last.exit_code),
         (Some("RestartingAllContainers"), 137)
     );
+    assert_eq!(
+        last.message.as_deref(),
+        Some("The container is removed because RestartAllContainers in place")
+    );
     life.exit("i1", 0);
     assert_eq!(running(&life), ["c1", "d1", "side1"]);
     let counts = |life: &Life| -> Vec<i32> {
@@ -139,4 +143,62 @@ fn l5_the_exits_of_a_restart_of_all_do_not_complete_the_pod() {
     assert_eq!(running(&life), ["i1", "source1"], "{:?}", life.log);
     life.exit("i1", 0);
     assert_eq!(running(&life), ["d0", "source1"]);
+}
+
+#[test]
+fn l5_a_restart_of_all_runs_no_hooks_and_leaves_ephemeral_containers_alone() {
+    let mut source = container("c");
+    source["restartPolicy"] = json!("Never");
+    source["restartPolicyRules"] =
+        json!([{"action": "RestartAllContainers", "exitCodes": {"operator": "In", "values": [42]}}]);
+    let mut hooked = container("d");
+    hooked["lifecycle"] = json!({"preStop": {"exec": {"command": ["x"]}}});
+    let mut life = Life::new(json!({
+        "containers": [source, hooked],
+        "ephemeralContainers": [container("debug")],
+    }));
+    life.settle();
+    assert_eq!(running(&life), ["c0", "d0", "debug0"]);
+    life.take_log();
+    life.exit("c0", 42);
+    let log = life.take_log();
+    let stops: Vec<&String> = log
+        .iter()
+        .filter(|l| l.starts_with("stop") || l.starts_with("hook"))
+        .collect();
+    assert_eq!(stops, ["stop d0 2"], "{log:#?}");
+    life.exit("d0", 137);
+    assert_eq!(running(&life), ["c1", "d1", "debug0"]);
+}
+
+#[test]
+fn l6_the_condition_of_a_restart_of_all_shows_how_the_pod_ended() {
+    for (code, phase, condition) in [
+        (0, "Succeeded", "False/PodCompleted"),
+        (1, "Failed", "False/PodFailed"),
+    ] {
+        let mut life = life();
+        life.settle();
+        for (id, code) in [("i0", 0), ("c0", code), ("d0", 0), ("side0", 0)] {
+            life.exit(id, code);
+        }
+        assert_eq!(life.pod.status().phase.as_deref(), Some(phase));
+        assert_eq!(life.condition("AllContainersRestarting"), condition);
+    }
+}
+
+#[test]
+fn l1_a_phase_that_an_earlier_kubelet_reported_is_not_reset_without_a_restart_of_all() {
+    let of = |phase: &str| core::PodStatus {
+        phase: Some(phase.into()),
+        ..core::PodStatus::default()
+    };
+    let merged = merge(&of("Running"), &of("Pending"));
+    assert_eq!(merged.phase.as_deref(), Some("Running"));
+    // The next kubelet finds nothing of what ran.
+    let mut before = Life::new(json!({}));
+    before.object.status = Some(of("Running"));
+    let mut life = Life::of(before.object);
+    life.step(Event::Timer);
+    assert_eq!(life.log, ["status Running c=ContainerCreating/0"]);
 }

@@ -21,7 +21,9 @@ fn t5_the_object_is_deleted_last() {
     };
     assert!(at("exit c0") < at("sandbox stopped"));
     assert!(at("sandbox stopped") < at("delete") && at("volumes torn down") < at("delete"));
-    assert!(at("status Succeeded c=Completed:0/0") < at("delete"));
+    let statuses: Vec<&String> = log.iter().filter(|l| l.starts_with("status")).collect();
+    assert_eq!(statuses, ["status Succeeded c=Completed:0/0"]);
+    assert!(at("status") < at("delete"));
     assert_eq!(log.last().unwrap(), "delete");
     life.step(Event::Removed);
     assert_eq!(life.take_log(), ["forget"]);
@@ -270,4 +272,68 @@ fn l4_the_phase_is_not_terminal_before_the_claims_are_unprepared() {
         life.settle();
         assert_eq!(shows(life.take_log()), !ends_at_once);
     }
+}
+
+#[test]
+fn t5_the_containers_of_a_pod_that_has_finished_stay_for_their_logs_until_it_is_deleted() {
+    let mut life = Life::new(json!({"restartPolicy": "Never"}));
+    life.settle();
+    life.exit("c0", 0);
+    assert!(life.pod.has_terminated());
+    assert!(life.removed.is_empty(), "{:?}", life.removed);
+    life.delete(30);
+    assert_eq!(life.removed, ["c0"]);
+    assert_eq!(life.log.last().unwrap(), "delete");
+}
+
+#[test]
+fn t2_a_sidecar_whose_turn_does_not_come_is_stopped_when_the_grace_period_is_over() {
+    let mut side = container("s");
+    side["restartPolicy"] = json!("Always");
+    let mut life = Life::new(json!({"initContainers": [side]}));
+    life.settle();
+    life.delete(30);
+    assert_eq!(life.timer, Some(life.now + SignedDuration::from_secs(30)));
+    life.take_log();
+    life.wait(30);
+    assert_eq!(life.take_log(), ["stop s0 2"]);
+}
+
+#[test]
+fn l4_the_back_off_of_a_pod_that_is_deleted_ends_with_a_status_of_its_own() {
+    let mut life = Life::new(json!({}));
+    life.settle();
+    life.exit("c0", 1);
+    life.exit("c1", 1);
+    life.wait(9);
+    assert_eq!(life.status(), "Running c=CrashLoopBackOff/1");
+    life.take_log();
+    life.delete(30);
+    let log = life.take_log();
+    let mut statuses = log.iter().filter(|l| l.starts_with("status"));
+    assert_eq!(
+        statuses.next().map(String::as_str),
+        Some("status Running c=Error:1/1"),
+        "{log:#?}"
+    );
+    assert_eq!(
+        statuses.next().map(String::as_str),
+        Some("status Failed c=Error:1/1"),
+        "{log:#?}"
+    );
+}
+
+#[test]
+fn l11_a_container_in_back_off_is_shown_so_when_the_deadline_fails_its_pod() {
+    let mut life = Life::new(json!({"activeDeadlineSeconds": 5}));
+    life.settle();
+    life.exit("c0", 1);
+    life.exit("c1", 1);
+    life.take_log();
+    life.wait(5);
+    let log = life.take_log();
+    assert!(
+        log.contains(&"status Running c=CrashLoopBackOff/1".to_string()),
+        "{log:#?}"
+    );
 }
