@@ -176,6 +176,10 @@ mod tests {
         assert!(block("10.0.0.0/8", &["0.0.0.0/0"]).is_empty());
         assert!(has(&block("0.0.0.0/0", &[]), "255.255.255.255"));
         assert!(Ranges::of_block("10.0.0.0/8", ["nonsense"]).is_none());
+        assert_eq!(
+            block("10.0.0.0/24", &["10.0.0.128/25"]),
+            block("10.0.0.0/25", &[])
+        );
     }
 
     #[test]
@@ -187,6 +191,8 @@ mod tests {
         ];
         let union = Ranges::union(&blocks);
         assert_eq!(union, block("10.0.0.0/24", &[]));
+        let both = Ranges::union([&union, &block("fd00::/64", &["fd00::8/125"])]);
+        assert_eq!(both.len(), 3, "one of IPv4 and two of IPv6");
         let keys: Vec<Key> = union.keys(true).collect();
         assert_eq!(
             keys,

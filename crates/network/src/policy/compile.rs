@@ -239,3 +239,78 @@ fn group(gathered: Gathered<'_>) -> Option<(Vec<GroupRule>, bool)> {
     }
     Some((rules, is_complete))
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    /// The result of a policy with these rules, and whether it is complete.
+    fn compiled(direction: Direction, rules: Value) -> (Vec<GroupRule>, bool) {
+        let mut spec = json!({"podSelector": {}});
+        spec[direction.to_string()] = rules;
+        let policy = serde_json::from_value(json!({"spec": spec})).unwrap();
+        let policy = Policy::of(&policy, &"x".into());
+        let (name, mut shortfalls): (Arc<str>, _) = ("p".into(), BTreeSet::new());
+        match compile(direction, [(&name, &policy)], &[], &mut shortfalls) {
+            Compiled::Open => panic!("everything is allowed"),
+            Compiled::Rules(rules) => (rules.to_vec(), shortfalls.is_empty()),
+        }
+    }
+
+    fn peer(n: usize) -> Value {
+        json!({"podSelector": {"matchLabels": {"n": n.to_string()}}})
+    }
+
+    /// Ports that are not adjacent.
+    fn ports(count: usize) -> Vec<Value> {
+        (1..=count).map(|n| json!({"port": 2 * n})).collect()
+    }
+
+    #[test]
+    fn n6_a_group_has_up_to_ten_thousand_pairs_of_a_peer_and_a_port() {
+        for (count, fits) in [(100, true), (101, false)] {
+            let peers: Vec<Value> = (0..count).map(peer).collect();
+            let (rules, is_complete) =
+                compiled(Direction::Ingress, json!([{"from": peers, "ports": ports(100)}]));
+            assert_eq!((is_complete, rules.is_empty()), (fits, !fits), "{count} peers");
+        }
+    }
+
+    #[test]
+    fn n6_a_group_has_up_to_256_lists_of_ports() {
+        for (count, fits) in [
+            (MAX_PORT_SETS_PER_GROUP, true),
+            (MAX_PORT_SETS_PER_GROUP + 1, false),
+        ] {
+            let rules = (1..=count).map(|n| json!({"from": [peer(n)], "ports": [{"port": n}]}));
+            let (rules, is_complete) = compiled(Direction::Ingress, rules.collect());
+            assert_eq!((is_complete, rules.len()), (fits, MAX_PORT_SETS_PER_GROUP));
+        }
+    }
+
+    #[test]
+    fn n6_a_group_has_up_to_4096_ranges_of_ports() {
+        for (counts, kept, fits) in [
+            (vec![MAX_PORT_RANGES_PER_GROUP], 1, true),
+            (vec![MAX_PORT_RANGES_PER_GROUP + 1], 0, false),
+            (vec![2048, 2049], 1, false),
+        ] {
+            let rules = counts.iter().enumerate();
+            let rules = rules.map(|(n, count)| json!({"from": [peer(n)], "ports": ports(*count)}));
+            let (rules, is_complete) = compiled(Direction::Ingress, rules.collect());
+            assert_eq!((is_complete, rules.len()), (fits, kept), "{counts:?}");
+        }
+    }
+
+    #[test]
+    fn n6_named_ports_of_peers_are_in_one_rule_of_their_own() {
+        let (rules, _) = compiled(
+            Direction::Egress,
+            json!([{"to": [peer(0)], "ports": [{"port": "web"}]}]),
+        );
+        assert_eq!(rules.len(), 1, "{rules:?}");
+        assert!(matches!(rules[0].peers, Some(SetKey::NamedPort { .. })));
+    }
+}

@@ -129,16 +129,73 @@ impl SetKey {
         names.all(|name| name == Some(first)).then_some(first)
     }
 
-    /// Whether pods with these labels belong to it (if their addresses do).
+    /// Whether pods with these labels belong to it (if their addresses do), for a set that needs pods.
     pub(super) fn matches(&self, namespace: &str, of_namespace: Option<&Labels>, labels: &Labels) -> bool {
-        match self {
-            SetKey::Blocks(_) => false,
-            _ => match self.selectors() {
-                Some(selectors) => selectors
-                    .iter()
-                    .any(|selector| selector.matches(namespace, of_namespace, labels)),
-                None => true,
+        self.selectors().is_none_or(|selectors| {
+            selectors
+                .iter()
+                .any(|selector| selector.matches(namespace, of_namespace, labels))
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn matches(selector: &str) -> Matches {
+        Matches(Selector::parse(selector).unwrap())
+    }
+
+    /// Of pods in this namespace, or in those that a selector matches.
+    fn selector(namespace: Option<&str>) -> Arc<PodSelector> {
+        Arc::new(PodSelector {
+            namespaces: match namespace {
+                Some(name) => Namespaces::One(name.into()),
+                None => Namespaces::Matching(matches("team=red")),
             },
+            pods: matches("a=b"),
+        })
+    }
+
+    #[test]
+    fn n6_a_set_is_of_one_namespace_if_all_its_selectors_are() {
+        for (namespaces, only) in [
+            (vec![Some("x")], Some("x")),
+            (vec![Some("x"), Some("x")], Some("x")),
+            (vec![Some("x"), Some("y")], None),
+            (vec![Some("x"), None], None),
+            (vec![None, Some("x")], None),
+            (vec![None], None),
+        ] {
+            let selectors: Box<[Arc<PodSelector>]> = namespaces.iter().map(|name| selector(*name)).collect();
+            let named = SetKey::NamedPort {
+                whose: Whose::Pods(selectors.clone()),
+                protocol: Protocol::Tcp,
+                name: "web".into(),
+            };
+            for set in [SetKey::Pods(selectors), named] {
+                assert_eq!(set.only_namespace().map(|name| &**name), only, "{namespaces:?}");
+            }
         }
+    }
+
+    #[test]
+    fn n6_blocks_are_sets_without_pods() {
+        let blocks = Arc::new(Ranges::default());
+        let named = SetKey::NamedPort {
+            whose: Whose::Blocks(blocks.clone()),
+            protocol: Protocol::Tcp,
+            name: "web".into(),
+        };
+        assert!(!SetKey::Blocks(blocks).needs_pods());
+        assert!(named.needs_pods(), "the number of the port is a pod's");
+        assert!(SetKey::Pods([selector(None)].into()).needs_pods());
+    }
+
+    #[test]
+    fn n6_selectors_are_ordered_by_their_requirements() {
+        let ascending = ["a=b", "a=c", "a!=b", "b=a", "b=a,c=d"].map(matches);
+        assert!(ascending.is_sorted(), "{ascending:?}");
     }
 }

@@ -26,17 +26,6 @@ impl Default for PortSet {
 }
 
 impl PortSet {
-    pub fn add(&mut self, other: &PortSet) {
-        match (&mut *self, other) {
-            (PortSet::All, _) => {}
-            (_, PortSet::All) => *self = PortSet::All,
-            (PortSet::Ranges(ranges), PortSet::Ranges(more)) => {
-                ranges.extend(more);
-                normalize(ranges);
-            }
-        }
-    }
-
     pub fn of(mut ranges: Vec<PortRange>) -> Self {
         normalize(&mut ranges);
         PortSet::Ranges(ranges)

@@ -209,3 +209,33 @@ pub fn skeleton(config: &Config) -> String {
     }
     script
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn n6_new_sets_and_chains_are_numbered_above_those_of_an_earlier_process() {
+        for (names, above) in [
+            (vec![], 0),
+            (vec!["ingress4", "self6"], 0),
+            (vec!["group3", "peers7v4", "peers7v6", "ingress4"], 8),
+            (vec!["group18446744073709551615"], u64::MAX),
+        ] {
+            assert_eq!(Ruleset::number_above(names.iter().copied()), above, "{names:?}");
+        }
+    }
+
+    #[test]
+    fn n6_other_sets_and_chains_than_those_of_peers_and_groups_have_no_number() {
+        for (name, expected) in [
+            ("group0", true),
+            ("peers12v6", true),
+            ("group", false),
+            ("groups1", false),
+            ("ingress4", false),
+        ] {
+            assert_eq!(Ruleset::is_numbered(name), expected, "{name}");
+        }
+    }
+}

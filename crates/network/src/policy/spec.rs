@@ -228,3 +228,52 @@ impl Ports {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn policy(ingress: &Value) -> Policy {
+        let policy =
+            serde_json::from_value(json!({"spec": {"podSelector": {}, "ingress": ingress}})).unwrap();
+        Policy::of(&policy, &"x".into())
+    }
+
+    #[test]
+    fn n6_a_policy_weighs_as_much_as_its_rules_peers_requirements_and_ports() {
+        let peers = json!([
+            {"podSelector": {"matchLabels": {"a": "b"}},
+             "namespaceSelector": {"matchExpressions": [{"key": "ns", "operator": "In", "values": ["x", "y"]}]}},
+            {"ipBlock": {"cidr": "10.0.0.0/24", "except": ["10.0.0.64/26"]}},
+        ]);
+        let rule = json!({"from": peers, "ports": [{"port": 80}, {"port": 443}, {"port": "web"}]});
+        for (ingress, weight) in [
+            (json!([]), 0),
+            (json!([{}]), 2),
+            (json!([{"from": [{"podSelector": {}}]}]), 2),
+            // The rule, the selectors with their two requirements and three values, the block of two ranges, the ports.
+            (json!([rule]), 1 + (1 + 5) + (1 + 2) + 3),
+            (json!([rule, {}]), 15),
+        ] {
+            assert_eq!(policy(&ingress).weight(), weight, "{ingress}");
+        }
+    }
+
+    #[test]
+    fn n6_a_peer_without_selectors_and_a_range_that_ends_before_it_begins_match_nothing() {
+        let rule = |rule: Value| policy(&json!([rule])).ingress.unwrap().remove(0);
+        assert!(rule(json!({"from": [{}]})).peers.is_empty());
+        let ports = json!([{"port": 90, "endPort": 80}, {"port": 90, "endPort": 90}]);
+        let ninety = PortRange {
+            protocol: Protocol::Tcp,
+            first: 90,
+            last: 90,
+        };
+        assert_eq!(
+            rule(json!({"ports": ports})).ports.numbers,
+            PortSet::Ranges(vec![ninety])
+        );
+    }
+}

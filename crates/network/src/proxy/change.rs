@@ -95,3 +95,50 @@ impl Change {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn n3_a_change_is_empty_if_no_part_of_it_has_anything() {
+        let element = Element {
+            set: "services",
+            key: Key::exact(vec![1]),
+            data: None,
+        };
+        let removal = TableChange {
+            remove: vec![element.clone()],
+            add: Vec::new(),
+        };
+        let addition = TableChange {
+            remove: Vec::new(),
+            add: vec![element],
+        };
+        assert!(TableChange::default().is_empty() && Change::default().is_empty());
+        for table in [removal, addition] {
+            assert!(!table.is_empty());
+            for family in Family::ALL {
+                let mut change = Change::default();
+                *change.table_mut(family) = table.clone();
+                assert!(!change.is_empty(), "{family:?}");
+            }
+        }
+        let stale = StaleUdp {
+            family: Family::V4,
+            address: None,
+            port: 53,
+            keep: Vec::new(),
+        };
+        let change = Change {
+            stale_udp: vec![stale],
+            ..Change::default()
+        };
+        assert!(!change.is_empty());
+    }
+
+    #[test]
+    fn n2_families_have_the_names_that_nft_has_for_them() {
+        assert_eq!(Family::ALL.map(Family::name), ["ip", "ip6"]);
+    }
+}

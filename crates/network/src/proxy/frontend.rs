@@ -136,3 +136,25 @@ impl<'a> Reader<'a> {
         Some(u32::from_ne_bytes(self.take::<4>()?))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn n2_fields_are_read_as_they_were_written() {
+        for (family, address) in [(Family::V4, "192.0.2.1"), (Family::V6, "2001:db8::1")] {
+            let address: IpAddr = address.parse().unwrap();
+            let bytes = Fields::default()
+                .address(address)
+                .port(8080)
+                .number(70_000)
+                .bytes();
+            let mut reader = Reader::new(&bytes);
+            assert_eq!(reader.address(family), Some(address));
+            assert_eq!(reader.port(), Some(8080));
+            assert_eq!(reader.number(), Some(70_000));
+            assert_eq!(reader.number(), None, "there is no other field");
+        }
+    }
+}

@@ -255,3 +255,21 @@ fn difference(old: Vec<Element>, new: Vec<Element>, change: &mut TableChange) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use crate::proxy::tests::{Node, config};
+
+    #[test]
+    fn n3_nothing_is_kept_of_a_deleted_service() {
+        let mut node = Node::new(config());
+        let spec = json!({"clusterIP": "172.30.0.41", "ports": [{"name": "p80", "port": 80}]});
+        node.service("svc1", spec, &[]);
+        assert_eq!(node.proxy.programs.len(), 1);
+        node.catalog.remove_service("ns", "svc1");
+        node.sync("svc1");
+        assert!(node.proxy.programs.is_empty());
+    }
+}

@@ -240,6 +240,21 @@ fn n6_a_named_port_is_another_number_in_each_pod() {
 }
 
 #[test]
+fn n6_a_named_port_of_own_pods_and_of_another_namespaces() {
+    let peers = json!([{"podSelector": pod("b")}, {"namespaceSelector": ns("y")}]);
+    let egress = json!({"podSelector": pod("a"), "policyTypes": ["Egress"],
+        "egress": [{"to": peers, "ports": [{"port": "serve-80-tcp"}]}]});
+    check(
+        &[("x", egress)],
+        &[
+            ("x/a", "*", "*", false),
+            ("x/a", "x/b", "80/TCP", true),
+            ("x/a", "y/*", "80/TCP", true),
+        ],
+    );
+}
+
+#[test]
 fn n6_several_policies_and_rules_add_up() {
     check(
         &[
@@ -457,7 +472,13 @@ fn n6_an_explanation_names_the_policies_and_the_rule() {
         (explain(80).outcome, explain(81).outcome),
         (Outcome::Allowed, Outcome::Denied)
     );
-    assert!(explain(80).egress.unwrap().isolated_by.is_empty());
+    let (ingress, egress) = (explain(80).ingress.unwrap(), explain(80).egress.unwrap());
+    assert!(egress.isolated_by.is_empty());
+    assert_eq!(
+        format!("{} of {}", ingress.direction, ingress.pod),
+        "ingress of x/a"
+    );
+    assert_eq!(format!("{} of {}", egress.direction, egress.pod), "egress of y/a");
     let unknown = policies.explain(&pod("y", "none"), &pod("x", "a"), Protocol::Tcp, 80);
     assert_eq!(unknown.outcome, Outcome::Unknown);
 }

@@ -5,7 +5,7 @@ use serde_json::json;
 use super::simulation::{Kernel, Nodes};
 use super::world::{Connection, World, config, labels};
 use crate::catalog::Protocol;
-use crate::policy::{MAX_PEERS_PER_NAMESPACE, Policies, Problem};
+use crate::policy::{Attachment, MAX_PEERS_PER_NAMESPACE, PodKey, Policies, Problem};
 
 fn connection(world: &World, from: (&str, &str), to: (&str, &str)) -> Connection {
     Connection {
@@ -238,4 +238,102 @@ fn n6_policies_beyond_the_limits_isolate_and_other_namespaces_do_not_notice() {
     kernel.apply(policies.take_change());
     assert!(kernel.forwards(&connection(&world, ("z", "a"), ("x", "b"))));
     assert!(policies.problems().is_empty());
+}
+
+#[test]
+fn n6_the_pods_that_are_known_are_those_of_the_api() {
+    let world = World::grid();
+    let mut policies = world.load(0);
+    let of_world = world.pods.keys();
+    let of_world: Vec<PodKey> = of_world
+        .map(|(namespace, name)| PodKey::new(namespace, name))
+        .collect();
+    let known: Vec<PodKey> = policies.pod_keys().cloned().collect();
+    assert_eq!(
+        known, of_world,
+        "without the one that has the addresses of cluster DNS"
+    );
+    assert_eq!(policies.counts().pods, of_world.len());
+    let key = PodKey::new("x", "a");
+    for (uid, expected) in [(None, true), (Some("uid-a"), true), (Some("earlier"), false)] {
+        assert_eq!(policies.knows_pod(&key, uid), expected, "{uid:?}");
+    }
+    policies.remove_pod("x", "a");
+    assert!(!policies.knows_pod(&key, None));
+}
+
+#[test]
+fn n6_a_selector_of_namespaces_does_not_match_a_deleted_one() {
+    let mut world = World::grid();
+    let peers = json!([{"namespaceSelector": {"matchLabels": {"ns": "y"}}}]);
+    world.put_policy("x", "p", json!({"podSelector": {}, "ingress": [{"from": peers}]}));
+    let mut policies = world.load(0);
+    let mut kernel = Kernel::of(&mut policies);
+    let into = connection(&world, ("y", "a"), ("x", "a"));
+    assert!(kernel.forwards(&into));
+    policies.remove_namespace("y");
+    kernel.apply(policies.take_change());
+    assert!(!kernel.forwards(&into));
+    assert!(policies.namespace_names().all(|name| name != "y"));
+}
+
+#[test]
+fn n6_an_address_of_two_sandboxes_stays_isolated_when_the_earlier_one_is_removed() {
+    let world = World::grid();
+    let own = world.pod("x", "a").attachment();
+    let out = connection(&world, ("x", "a"), ("z", "a"));
+    let mut policies = Policies::new(config(), 0);
+    let mut kernel = Kernel::of(&mut policies);
+    policies.attach(own.clone());
+    policies.attach(Attachment {
+        sandbox: "next".into(),
+        ..own.clone()
+    });
+    policies.detach(&own.sandbox);
+    kernel.apply(policies.take_change());
+    assert!(!kernel.forwards(&out));
+    policies.detach("next");
+    kernel.apply(policies.take_change());
+    assert!(kernel.forwards(&out));
+}
+
+#[test]
+fn n6_pods_of_other_nodes_are_needed_while_a_rule_has_pods_as_peers() {
+    let mut world = World::grid();
+    let mut policies = world.load(0);
+    for (peers, is_needed) in [
+        (json!([{"ipBlock": {"cidr": "192.0.2.0/24"}}]), false),
+        (json!([{"podSelector": {}}]), true),
+        (json!([{"ipBlock": {"cidr": "192.0.2.0/24"}}]), false),
+    ] {
+        let spec = json!({"podSelector": {}, "ingress": [{"from": peers}]});
+        let policy = world.put_policy("x", "p", spec);
+        policies.apply_policy(&policy);
+        policies.take_change();
+        assert_eq!(policies.needs_pods(), is_needed, "{peers}");
+    }
+}
+
+#[test]
+fn n6_a_policy_that_is_written_again_counts_once_and_fits_if_it_is_as_large_as_the_limit() {
+    let mut world = World::default();
+    let mut with_values = |count: usize| {
+        let values: Vec<String> = (0..count).map(|n| format!("v{n}")).collect();
+        let peer = json!({"matchExpressions": [{"key": "n", "operator": "In", "values": values}]});
+        let rules = json!([{"from": [{"podSelector": peer}]}]);
+        world.put_policy("x", "p", json!({"podSelector": {}, "ingress": rules}))
+    };
+    // The rule, its peer and the requirement count as well.
+    let fitting = with_values(MAX_PEERS_PER_NAMESPACE - 3);
+    let larger = with_values(MAX_PEERS_PER_NAMESPACE - 2);
+    let mut policies = Policies::new(config(), 0);
+    for (policy, fits) in [
+        (&fitting, true),
+        (&fitting, true),
+        (&larger, false),
+        (&fitting, true),
+    ] {
+        policies.apply_policy(policy);
+        assert_eq!(policies.reduced_policies().is_empty(), fits);
+    }
 }

@@ -175,7 +175,8 @@ fn n2_endpoints_are_chosen_as_v1_36_chooses_them() {
 
 #[test]
 fn n2_an_address_in_two_slices_is_the_one_that_does_not_terminate() {
-    for (first, second) in [("1 ending", "1"), ("1", "1 ending")] {
+    // Of two that do not, it is the first.
+    for (first, second) in [("1 ending", "1"), ("1", "1 ending"), ("1", "1 unready")] {
         let mut catalog = Catalog::default();
         let service = json!({"metadata": {"namespace": "ns", "name": "web"},
                              "spec": {"clusterIP": "172.30.0.41", "ports": [{"name": "p", "port": 80}]}});
@@ -192,5 +193,44 @@ fn n2_an_address_in_two_slices_is_the_one_that_does_not_terminate() {
         let found = candidates(catalog.slices(&key), port, Family::V4, &facts());
         assert_eq!(found.len(), 1);
         assert!(found[0].endpoint.ready);
+    }
+}
+
+#[test]
+fn n4_terminating_endpoints_of_this_node_are_a_fallback_where_none_of_it_is_ready() {
+    let local = json!({"internalTrafficPolicy": "Local"});
+    for (endpoints, is_fallback) in [
+        ("1 local", false),
+        ("1 local, 2 local ending", false),
+        ("1 local ending, 2", true),
+        ("1 ending, 2", false),
+        ("", false),
+    ] {
+        let found = chosen(&local, endpoints, &facts());
+        assert_eq!(found.local_is_fallback, is_fallback, "{endpoints}");
+    }
+}
+
+#[test]
+fn n2_a_port_is_external_in_the_families_of_the_services_other_addresses() {
+    for (spec, expected) in [
+        (json!({}), [false, false]),
+        (json!({"externalIPs": ["192.0.2.1"]}), [true, false]),
+        (json!({"externalIPs": ["2001:db8::7"]}), [false, true]),
+        (
+            json!({"type": "NodePort", "ports": [{"name": "p", "port": 80, "nodePort": 30080}]}),
+            [true, true],
+        ),
+    ] {
+        let mut full = json!({"clusterIP": "172.30.0.41", "ports": [{"name": "p", "port": 80}]});
+        full.as_object_mut()
+            .unwrap()
+            .extend(spec.as_object().unwrap().clone());
+        let service = json!({"metadata": {"namespace": "ns", "name": "web"}, "spec": full});
+        let mut catalog = Catalog::default();
+        catalog.apply_service(&serde_json::from_value(service).unwrap());
+        let service = catalog.service(&ServiceKey::new("ns", "web")).unwrap();
+        let found = Family::ALL.map(|family| is_external(service, &service.ports[0], family));
+        assert_eq!(found, expected, "{spec}");
     }
 }

@@ -1,9 +1,12 @@
 //! Packet cases that kube-proxy's nftables tests list (v1.36).
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::{Config, NODE, Node, OUTSIDE, POD, config};
 use crate::catalog::Protocol;
+use crate::proxy::frontend::Frontend;
+use crate::proxy::packet::{self, Outcome, Packet, Tables};
+use crate::proxy::{Family, layout};
 
 const BLOCKED: &str = "203.0.113.130";
 
@@ -275,5 +278,112 @@ fn n2_a_balancer_of_mode_proxy_is_left_alone() {
             json!([{"addresses": ["10.180.0.1"], "nodeName": "here"}]),
         );
         assert_eq!(node.tcp(OUTSIDE, "1.2.3.4:80"), expected);
+    }
+}
+
+/// A node with one Service, which has this many endpoints.
+fn one_service(config: Config, endpoints: u8) -> Node {
+    let mut node = Node::new(config);
+    let ports = json!([{"name": "p80", "port": 80}]);
+    node.service("svc1", json!({"clusterIP": "172.30.0.41", "ports": ports}), &[]);
+    let endpoints = (1..=endpoints).map(|last| json!({"addresses": [format!("10.180.0.{last}")]}));
+    let endpoints: Vec<Value> = endpoints.collect();
+    node.slice("svc1", ports, json!(endpoints));
+    node
+}
+
+#[test]
+fn n2_connections_are_lost_if_a_slot_has_no_endpoint_that_is_drawn_only_once() {
+    let destination = "172.30.0.41".parse().unwrap();
+    let frontend = Frontend {
+        family: Family::V4,
+        address: Some(destination),
+        protocol: Protocol::Tcp,
+        port: 80,
+    };
+    let packet = Packet {
+        source: POD.parse().unwrap(),
+        destination,
+        protocol: Protocol::Tcp,
+        port: 80,
+        learned: None,
+    };
+    // 20 endpoints have 32 slots: the last draw is from the lower 16.
+    for (endpoints, removed, sent) in [
+        (16, 0, None),
+        (16, 15, None),
+        (20, 0, None),
+        (20, 15, None),
+        (20, 16, Some(19)),
+        (20, 19, Some(19)),
+        (20, 31, Some(20)),
+    ] {
+        let node = one_service(config(), endpoints);
+        let mut elements = packet::table(&node.proxy, Family::V4);
+        let slots = elements.get_mut(layout::ENDPOINTS).unwrap();
+        slots.remove(&frontend.fields().number(removed).key());
+        let tables = Tables {
+            config: node.proxy.config(),
+            local_addresses: &node.addresses,
+            elements: &elements,
+        };
+        let found = match tables.route(&packet) {
+            Outcome::Sent(hops) => Some(hops.len()),
+            Outcome::Lost => None,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(found, sent, "slot {removed} of {endpoints}");
+    }
+}
+
+#[test]
+fn n2_pods_are_known_by_a_range_of_their_family() {
+    for (range, expected) in [
+        ("10.0.0.0/8", "10.180.0.1:80 m"),
+        ("fd00:10::/64", "10.180.0.1:80"),
+    ] {
+        let only = Config {
+            cluster_cidrs: vec![range.parse().unwrap()],
+            ..config()
+        };
+        let node = one_service(only, 1);
+        assert_eq!(node.tcp(OUTSIDE, "172.30.0.41:80"), expected, "{range}");
+    }
+}
+
+#[test]
+fn n2_endpoints_of_ipv6() {
+    let mut node = Node::new(config());
+    let ports = json!([{"name": "p80", "port": 80}]);
+    let spec = json!({"clusterIP": "fd00:96::41", "clusterIPs": ["fd00:96::41"], "ports": ports});
+    node.service("svc1", spec, &[]);
+    let slice = json!({
+        "metadata": {"namespace": "ns", "name": "svc1-v6", "labels": {"kubernetes.io/service-name": "svc1"}},
+        "addressType": "IPv6", "ports": ports, "endpoints": [{"addresses": ["fd00:10::1"]}],
+    });
+    node.catalog.apply_slice(&serde_json::from_value(slice).unwrap());
+    node.sync("svc1");
+    assert_eq!(node.tcp("fd00:10::2", "[fd00:96::41]:80"), "fd00:10::1:80");
+}
+
+#[test]
+fn n2_a_source_range_of_everything_is_the_same_as_none() {
+    for (ranges, is_firewalled) in [
+        (json!([]), false),
+        (json!(["192.0.2.0/24"]), true),
+        (json!(["192.0.2.0/24", "0.0.0.0/0"]), false),
+    ] {
+        let mut node = Node::new(config());
+        let ports = json!([{"name": "p80", "port": 80}]);
+        let spec = json!({"type": "LoadBalancer", "clusterIP": "172.30.0.41",
+                          "loadBalancerSourceRanges": ranges, "ports": ports});
+        node.service("svc1", spec, &["1.2.3.4"]);
+        node.slice(
+            "svc1",
+            ports,
+            json!([{"addresses": ["10.180.0.1"], "nodeName": "here"}]),
+        );
+        let table = packet::table(&node.proxy, Family::V4);
+        assert_eq!(table.contains_key(layout::FIREWALLED), is_firewalled, "{ranges}");
     }
 }

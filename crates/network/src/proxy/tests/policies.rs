@@ -4,7 +4,8 @@ use serde_json::{Value, json};
 
 use super::{Config, NODE, Node, OUTSIDE, POD, config, text};
 use crate::catalog::{Protocol, ServiceKey};
-use crate::proxy::explain::{Explanation, NotProxied, Usage};
+use crate::proxy::explain::{Explanation, NotProxied, PortExplanation, Usage};
+use crate::proxy::frontend::FrontendKind;
 use crate::proxy::packet::{Outcome, Packet};
 use crate::proxy::{StaleUdp, explain};
 
@@ -328,4 +329,92 @@ fn n2_an_explanation_names_every_endpoint_and_why() {
             "10.180.0.1:80"
         ]
     );
+    // The node port is that of an address of its own family: the node's others may be missing.
+    let only_v4 = &node.addresses[..1];
+    let Explanation::Ports(of_v4) = explain(&node.proxy, &node.catalog, &key, outside, only_v4) else {
+        panic!()
+    };
+    assert_eq!(of_v4[0].frontends, ports[0].frontends);
+}
+
+/// The one port of a Service, for connections from a pod.
+fn explained(node: &Node, name: &str) -> PortExplanation {
+    let (key, source) = (ServiceKey::new("ns", name), POD.parse().unwrap());
+    let Explanation::Ports(mut ports) = explain(&node.proxy, &node.catalog, &key, source, &node.addresses)
+    else {
+        panic!("{name} is not proxied")
+    };
+    ports.remove(0)
+}
+
+#[test]
+fn n4_an_explanation_names_fallbacks_and_endpoints_that_others_are_preferred_to() {
+    let hinted = |last: u8, zone: &str| json!({"addresses": [format!("10.180.0.{last}")], "hints": {"forZones": [{"name": zone}]}});
+    let unready = json!({"addresses": ["10.180.0.9"], "conditions": {"ready": false, "serving": false}});
+    for (policy, endpoints, expected) in [
+        (
+            "Cluster",
+            json!([terminating(1, "here"), unready]),
+            vec![Usage::Fallback, Usage::NotReady],
+        ),
+        (
+            "Cluster",
+            json!([hinted(1, "a"), hinted(2, "b"), unready]),
+            vec![Usage::Used, Usage::Farther, Usage::NotReady],
+        ),
+        (
+            "Local",
+            json!([ready(1, "here"), ready(2, "there"), unready]),
+            vec![Usage::Used, Usage::OtherNode, Usage::NotReady],
+        ),
+    ] {
+        let mut node = Node::new(config());
+        let spec = json!({"clusterIP": "172.30.0.41", "internalTrafficPolicy": policy, "ports": port()});
+        node.service("svc1", spec, &[]);
+        node.slice("svc1", port(), endpoints.clone());
+        let usages = explained(&node, "svc1").endpoints.into_iter().map(|e| e.usage);
+        assert_eq!(usages.collect::<Vec<_>>(), expected, "{policy} {endpoints}");
+    }
+}
+
+#[test]
+fn n2_an_explanation_names_the_service_that_has_a_frontend() {
+    let mut node = Node::new(config());
+    for (name, ip, last) in [("first", "172.30.0.41", 1), ("second", "172.30.0.42", 2)] {
+        let spec = json!({"clusterIP": ip, "externalIPs": ["192.0.2.7"], "ports": port()});
+        node.service(name, spec, &[]);
+        node.slice(name, port(), json!([ready(last, "here")]));
+    }
+    let first = ServiceKey::new("ns", "first");
+    for (name, kind, taken_by) in [
+        ("first", FrontendKind::ClusterIp, None),
+        ("first", FrontendKind::ExternalIp, None),
+        ("second", FrontendKind::ClusterIp, None),
+        ("second", FrontendKind::ExternalIp, Some(first)),
+    ] {
+        let frontends = explained(&node, name).frontends;
+        let found = frontends.into_iter().find(|f| f.kind == kind).unwrap();
+        assert_eq!(found.taken_by, taken_by, "{name} {kind:?}");
+    }
+}
+
+#[test]
+fn n2_clients_stay_with_their_endpoint_for_the_seconds_that_a_chain_exists_for() {
+    for (affinity, expected) in [
+        (json!({}), None),
+        (json!({"sessionAffinity": "ClientIP"}), Some(10_800)),
+        (
+            json!({"sessionAffinity": "ClientIP", "sessionAffinityConfig": {"clientIP": {"timeoutSeconds": 62}}}),
+            Some(65),
+        ),
+    ] {
+        let mut node = Node::new(config());
+        let mut spec = json!({"clusterIP": "172.30.0.41", "ports": port()});
+        spec.as_object_mut()
+            .unwrap()
+            .extend(affinity.as_object().unwrap().clone());
+        node.service("svc1", spec, &[]);
+        let key = ServiceKey::new("ns", "svc1");
+        assert_eq!(node.proxy.affinity_timeout(&key), expected, "{affinity}");
+    }
 }
