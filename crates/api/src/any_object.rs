@@ -4,10 +4,7 @@ use std::any::Any;
 use std::fmt;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use knarr_apimachinery::codec::{StrictError, WithNulls};
-use serde::Serialize;
-
-use crate::managed_fields::{FieldSetSerializer, Ownership};
+use knarr_apimachinery::codec::{Encoder, StrictError};
 
 /// A typed value without its static type. Implemented for every `k8s-openapi` kind.
 pub trait AnyObject: Any + Send + Sync + fmt::Debug {
@@ -17,14 +14,20 @@ pub trait AnyObject: Any + Send + Sync + fmt::Debug {
     fn as_any_mut(&mut self) -> &mut dyn Any;
     fn into_any(self: Box<Self>) -> Box<dyn Any>;
     fn clone_box(&self) -> Box<dyn AnyObject>;
-    /// Appends the JSON encoding: apiVersion and kind, then the fields in alphabetical order.
-    fn encode_into(&self, out: &mut Vec<u8>);
-    /// Writes the set of the fields that the object has, as [`AnyObject::encode_into`] would write them.
+    /// Serializes the object with its apiVersion and kind. The encoder is the same for JSON and for all else: the code for a type, and for
+    /// all types in it, is compiled once.
     ///
     /// # Errors
     ///
     /// If its type does not serialize as Kubernetes' types do.
-    fn serialize_fields(&self, serializer: FieldSetSerializer<'_, '_>) -> serde_json::Result<Ownership>;
+    fn encode(&self, encoder: Encoder<'_>) -> serde_json::Result<()>;
+    /// Appends the JSON encoding: apiVersion and kind, then the fields in alphabetical order.
+    fn encode_into(&self, out: &mut Vec<u8>) {
+        // Writing to a Vec cannot fail, and k8s-openapi's types have no map with keys other than strings.
+        if let Err(e) = self.encode(Encoder::new(out)) {
+            unreachable!("a typed object always encodes: {e}");
+        }
+    }
 }
 
 impl<T> AnyObject for T
@@ -49,14 +52,8 @@ where
     fn clone_box(&self) -> Box<dyn AnyObject> {
         Box::new(self.clone())
     }
-    fn encode_into(&self, out: &mut Vec<u8>) {
-        // Writing to a Vec cannot fail, and k8s-openapi's types have no map with keys other than strings.
-        if let Err(e) = serde_json::to_writer(out, &with_nulls(self)) {
-            unreachable!("a typed object always encodes: {e}");
-        }
-    }
-    fn serialize_fields(&self, serializer: FieldSetSerializer<'_, '_>) -> serde_json::Result<Ownership> {
-        with_nulls(self).serialize(serializer)
+    fn encode(&self, encoder: Encoder<'_>) -> serde_json::Result<()> {
+        self.serialize(encoder.of_kind(T::API_VERSION, T::KIND))
     }
 }
 
@@ -66,8 +63,4 @@ pub struct Decoded {
     pub object: Box<dyn AnyObject>,
     /// In the order in which Kubernetes reports them: that of the document.
     pub strict_errors: Vec<StrictError>,
-}
-
-fn with_nulls<T: k8s_openapi::Resource>(object: &T) -> WithNulls<'_, T> {
-    WithNulls::of_kind(object, T::API_VERSION, T::KIND)
 }

@@ -13,6 +13,7 @@ mod encode;
 mod go;
 mod reader;
 mod repeated;
+mod text;
 pub mod time;
 mod value;
 
@@ -22,11 +23,11 @@ use serde::de::DeserializeOwned;
 
 use crate::descriptors::Place;
 
-pub use encode::WithNulls;
+pub use encode::{Encoder, WithNulls, to_plain_value, to_value, write, write_plain};
 pub use reader::DEPTH_MAX;
 use reader::Reader;
 pub use time::{is_unset, is_unset_micro};
-pub use value::to_plain_value;
+pub use value::{Scalar, UntypedValue, ValueVisitor, tree};
 
 /// An error of strict decoding, which other decoding ignores, with the path of the field. Displayed as Kubernetes words it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -58,23 +59,15 @@ pub fn decode<T: DeserializeOwned + JsonSchema>(json: &[u8]) -> Result<(T, Vec<S
     read_at(json, Place::of::<T>())
 }
 
-/// Appends a typed value's JSON as Kubernetes writes it. Plain serde would omit the nulls of a value with metadata
-/// in it, and write `fieldsV1` as the text that it is in a typed value.
-///
-/// # Errors
-///
-/// If the value has a map with keys other than strings, which no type of Kubernetes has.
-pub fn write<T: Serialize + JsonSchema + ?Sized>(value: &T, out: &mut Vec<u8>) -> serde_json::Result<()> {
-    serde_json::to_writer(out, &WithNulls::new(value))
-}
-
-/// The same as a tree.
+/// A value's JSON as serde has it: without the nulls that Kubernetes writes.
 ///
 /// # Errors
 ///
 /// As [`write()`].
-pub fn to_value<T: Serialize + JsonSchema + ?Sized>(value: &T) -> serde_json::Result<serde_json::Value> {
-    value::to_value(value)
+pub fn to_plain_string<T: Serialize + ?Sized>(value: &T) -> serde_json::Result<String> {
+    let mut json = Vec::new();
+    write_plain(value, &mut json)?;
+    String::from_utf8(json).map_err(serde::ser::Error::custom)
 }
 
 /// Decodes any typed value as [`decode`] does, with its strict errors.

@@ -176,7 +176,7 @@ fn drop_round_trip(annotations: &mut BTreeMap<String, String>) {
 }
 
 fn json(value: &impl Serialize) -> String {
-    match serde_json::to_string(value) {
+    match knarr_apimachinery::codec::to_plain_string(value) {
         Ok(text) => text,
         // Structs of strings and numbers with string keys.
         Err(e) => unreachable!("metrics always encode: {e}"),

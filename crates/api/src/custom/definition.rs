@@ -6,6 +6,7 @@ use std::sync::Arc;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
     CustomResourceDefinition, CustomResourceDefinitionNames, CustomResourceDefinitionVersion,
 };
+use knarr_apimachinery::codec;
 use knarr_cel::check::Declared;
 use knarr_cel::check::declared::Shape;
 use knarr_cel::structural::{Schema, declared};
@@ -220,7 +221,7 @@ fn rules(
         .as_ref()
         .and_then(|s| s.open_api_v3_schema.as_ref())
         // A schema that was decoded encodes again.
-        .and_then(|s| serde_json::to_value(s).ok())
+        .and_then(|s| codec::to_plain_value(s).ok())
         .unwrap_or_else(
             || serde_json::json!({"type": "object", "x-kubernetes-preserve-unknown-fields": true}),
         );
@@ -294,7 +295,7 @@ fn columns(version: &CustomResourceDefinitionVersion) -> Vec<PrinterColumn> {
 pub fn declared_version(crd: &CustomResourceDefinition, version: &str) -> Option<Declared> {
     let version = crd.spec.versions.iter().find(|v| v.name == version && v.served)?;
     let schema = version.schema.as_ref()?.open_api_v3_schema.as_ref()?;
-    let schema = Schema::read(&serde_json::to_value(schema).ok()?);
+    let schema = Schema::read(&codec::to_plain_value(schema).ok()?);
     let kind = crd.spec.names.kind.as_str();
     let mut found = declared::declared(&schema, true, kind)?;
     // Rules can use only some of metadata; in the published API it is complete.

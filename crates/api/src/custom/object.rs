@@ -5,13 +5,12 @@ use std::fmt;
 use std::sync::Arc;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use knarr_apimachinery::codec::WithNulls;
-use serde::ser::{Serialize, SerializeMap, Serializer};
+use knarr_apimachinery::codec::{self, Encoder};
+use serde::ser::{SerializeMap, Serializer};
 use serde_json::{Map, Value};
 
 use super::rules::Rules;
 use crate::any_object::AnyObject;
-use crate::managed_fields::{FieldSetSerializer, Ownership};
 
 /// See the module. It carries the rules of the version it was read as.
 #[derive(Clone)]
@@ -32,7 +31,7 @@ impl CustomObject {
         whole.insert("apiVersion".into(), self.shown_as.api_version().into());
         whole.insert("kind".into(), self.shown_as.kind.as_str().into());
         // Metadata has no map with keys other than strings.
-        let metadata = knarr_apimachinery::codec::to_value(&self.metadata).unwrap_or_default();
+        let metadata = codec::to_value(&self.metadata).unwrap_or_default();
         whole.insert("metadata".into(), metadata);
         Value::Object(whole)
     }
@@ -71,23 +70,11 @@ impl AnyObject for CustomObject {
     fn clone_box(&self) -> Box<dyn AnyObject> {
         Box::new(self.clone())
     }
-    fn encode_into(&self, out: &mut Vec<u8>) {
-        // Writing to a Vec cannot fail, and all keys are strings.
-        if let Err(e) = serde_json::to_writer(out, self) {
-            unreachable!("a JSON object always encodes: {e}");
-        }
-    }
-    fn serialize_fields(&self, serializer: FieldSetSerializer<'_, '_>) -> serde_json::Result<Ownership> {
-        self.serialize(serializer)
-    }
-}
-
-impl Serialize for CustomObject {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let mut out = serializer.serialize_map(Some(self.fields.len() + 3))?;
+    fn encode(&self, encoder: Encoder<'_>) -> serde_json::Result<()> {
+        let mut out = encoder.serialize_map(Some(self.fields.len() + 3))?;
         out.serialize_entry("apiVersion", &self.shown_as.api_version())?;
         out.serialize_entry("kind", &self.shown_as.kind)?;
-        out.serialize_entry("metadata", &WithNulls::new(&self.metadata))?;
+        out.typed_entry("metadata", &self.metadata)?;
         for (name, value) in &self.fields {
             out.serialize_entry(name, value)?;
         }

@@ -4,6 +4,7 @@
 
 use k8s_openapi::api::core::v1::PodTemplateSpec;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
+use knarr_apimachinery::codec;
 use knarr_apimachinery::labels::has_no_requirement;
 use serde_json::Value;
 
@@ -14,7 +15,7 @@ use serde_json::Value;
 /// Never for a typed template.
 #[inline(never)]
 pub fn to_string(template: &PodTemplateSpec) -> serde_json::Result<String> {
-    serde_json::to_string(template)
+    codec::to_plain_string(template)
 }
 
 /// The same as a tree.
@@ -24,7 +25,7 @@ pub fn to_string(template: &PodTemplateSpec) -> serde_json::Result<String> {
 /// As [`to_string`].
 #[inline(never)]
 pub fn to_value(template: &PodTemplateSpec) -> serde_json::Result<Value> {
-    serde_json::to_value(template)
+    codec::to_plain_value(template)
 }
 
 /// The template that [`to_value`] wrote.

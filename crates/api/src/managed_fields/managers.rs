@@ -261,13 +261,7 @@ impl Managed {
             return Ok(None);
         };
         let fields = match Reset::of(kind, &by.subresource) {
-            Reset::But(reset) => created_fields(
-                root,
-                blank(kind),
-                |serializer| object.serialize_fields(serializer),
-                &reset,
-                &STRIPPED,
-            )?,
+            Reset::But(reset) => created_fields(root, blank(kind), object, &reset, &STRIPPED)?,
             // No object is created through such a subresource.
             Reset::Only(_) => return Ok(None),
         };

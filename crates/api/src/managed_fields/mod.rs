@@ -22,7 +22,6 @@ mod values;
 
 pub use blank::blank;
 pub use conversions::{Conversions, Missing};
-pub use creation::{FieldSetSerializer, Ownership};
 pub use manager_id::{ManagerId, Operation};
 pub use managers::{
     Applied, ApplyError, Conflicts, LAST_APPLIED, Managed, is_reset, last_applied_fields, merged,

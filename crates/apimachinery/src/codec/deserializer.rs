@@ -6,8 +6,8 @@ use std::collections::BTreeSet;
 use serde::de::value::{BorrowedStrDeserializer, CowStrDeserializer, StrDeserializer};
 use serde::de::{self, DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visitor};
 
+use super::encode::FIELDS_V1;
 use super::reader::{Error, PathElement, Reader, Token};
-use super::value::FIELDS_V1;
 use super::{StrictError, element_type, go, time};
 use crate::descriptors::{self, FieldDescriptor, Go, Place, TypeDescriptor};
 use crate::quantity;

@@ -288,7 +288,8 @@ fn sets_of_fields_are_text_within_and_objects_without() {
         .0;
     assert_eq!(fields, r#"{"f:data":{".":{},"f:a\"b":{}}}"#);
     let mut written = Vec::new();
-    serde_json::to_writer(&mut written, &WithNulls::of_kind(&object, "v1", "ConfigMap")).unwrap();
+    let encoder = Encoder::new(&mut written).of_kind("v1", "ConfigMap");
+    object.serialize(encoder).unwrap();
     assert_eq!(String::from_utf8(written).unwrap(), json);
     let tree = to_value(meta).unwrap();
     assert_eq!(

@@ -41,7 +41,7 @@ pub fn read(json: &[u8]) -> Result<(Pod, Vec<StrictError>), DecodeError> {
 // As [`read`]: a volume has some thirty types of sources.
 #[inline(never)]
 pub fn write_volume(volume: &Volume, out: &mut Vec<u8>) -> serde_json::Result<()> {
-    serde_json::to_writer(out, volume)
+    codec::write_plain(volume, out)
 }
 
 /// The same of the source of an ephemeral volume, `null` if there is none.
@@ -51,7 +51,7 @@ pub fn write_volume(volume: &Volume, out: &mut Vec<u8>) -> serde_json::Result<()
 /// As [`write_volume`].
 #[inline(never)]
 pub fn write_ephemeral(source: Option<&EphemeralVolumeSource>, out: &mut Vec<u8>) -> serde_json::Result<()> {
-    serde_json::to_writer(out, &source)
+    codec::write_plain(&source, out)
 }
 
 /// Whether the phase is one that a pod does not leave.
