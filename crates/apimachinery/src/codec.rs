@@ -23,7 +23,7 @@ use serde::de::DeserializeOwned;
 
 use crate::descriptors::Place;
 
-pub use encode::{Encoder, WithNulls, to_plain_value, to_value, write, write_plain};
+pub use encode::{Encoder, WithNulls, to_plain_value, to_value, untyped, write, write_plain};
 pub use reader::DEPTH_MAX;
 use reader::Reader;
 pub use time::{is_unset, is_unset_micro};

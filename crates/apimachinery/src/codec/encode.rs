@@ -136,6 +136,11 @@ impl<T: Serialize + ?Sized> UntypedValue for Untyped<'_, T> {
     }
 }
 
+/// The value without its static type, and without nulls.
+pub fn untyped<T: Serialize + ?Sized>(value: &T) -> impl UntypedValue {
+    Untyped(value, Nulls::Omitted)
+}
+
 impl<'s> Encoder<'s> {
     /// Appends JSON, without nulls.
     pub fn new(out: &'s mut Vec<u8>) -> Self {

@@ -8,6 +8,7 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
     CustomResourceColumnDefinition, CustomResourceDefinitionVersion, CustomResourceSubresources,
 };
 use knarr_api::custom::path::JsonPath;
+use knarr_apimachinery::codec;
 use knarr_apimachinery::field::{Cause, ErrorList, FieldError, Path};
 use serde_json::Value;
 
@@ -51,7 +52,7 @@ pub fn check(
             true => spec.child("validation").child("openAPIV3Schema"),
             false => at(i).child("schema").child("openAPIV3Schema"),
         };
-        match serde_json::to_value(schema) {
+        match codec::to_plain_value(schema) {
             Ok(json) => check_schema(&json, &path, known_costs(version), errors),
             Err(e) => errors.internal(&path, e.to_string()),
         }
@@ -64,9 +65,9 @@ pub fn check(
         (true, _) => None,
         (false, i) => Some(at(i).child(name)),
     };
-    let same_columns = same(|v| serde_json::to_value(&v.additional_printer_columns).unwrap_or_default());
-    let same_subresources = same(|v| serde_json::to_value(&v.subresources).unwrap_or_default());
-    let same_selectable = same(|v| serde_json::to_value(&v.selectable_fields).unwrap_or_default());
+    let same_columns = same(|v| codec::to_plain_value(&v.additional_printer_columns).unwrap_or_default());
+    let same_subresources = same(|v| codec::to_plain_value(&v.subresources).unwrap_or_default());
+    let same_selectable = same(|v| codec::to_plain_value(&v.selectable_fields).unwrap_or_default());
     for (i, version) in versions.iter().enumerate() {
         if let Some(path) = hoisted("additionalPrinterColumns", same_columns, i) {
             for (j, column) in version.additional_printer_columns.iter().flatten().enumerate() {
@@ -209,7 +210,7 @@ fn check_selectable(version: &CustomResourceDefinitionVersion, path: &Path, erro
         .as_ref()
         .and_then(|s| s.open_api_v3_schema.as_ref());
     let schema = schema
-        .and_then(|s| serde_json::to_value(s).ok())
+        .and_then(|s| codec::to_plain_value(s).ok())
         .unwrap_or_default();
     let mut seen: Vec<&str> = Vec::new();
     for (i, field) in version.selectable_fields.iter().flatten().enumerate() {

@@ -34,7 +34,7 @@ impl Shown for Json {
 
 /// `value` as JSON in the order of its Rust type's fields.
 pub fn json(value: &(impl Serialize + ?Sized)) -> Json {
-    Json(serde_json::to_string(value).unwrap_or_else(|e| format!("<{e}>")))
+    Json(codec::to_plain_string(value).unwrap_or_else(|e| format!("<{e}>")))
 }
 
 /// A list as Go marshals it: an empty one is `null`.

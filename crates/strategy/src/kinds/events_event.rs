@@ -131,7 +131,7 @@ impl Strategy for Event {
 
 /// A value as JSON; every value of the API can be serialized.
 fn internal_value(value: &impl Serialize) -> Value {
-    serde_json::to_value(value).unwrap_or_default()
+    codec::to_plain_value(value).unwrap_or_default()
 }
 
 fn series(event: &v1::Event, errors: &mut ErrorList) {

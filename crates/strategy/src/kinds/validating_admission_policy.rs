@@ -83,12 +83,8 @@ fn check_expressions(policy: &ValidatingAdmissionPolicy, path: &Path, errors: &m
     let annotations = spec.audit_annotations.as_deref().unwrap_or_default();
     if annotations.len() > ANNOTATIONS_MAX {
         let detail = format!("must not have more than {ANNOTATIONS_MAX} auditAnnotations");
-        let shown = serde_json::to_string(annotations).unwrap_or_default();
-        errors.invalid(
-            &path.child("auditAnnotations"),
-            super::checks::Json(shown),
-            detail,
-        );
+        let shown = super::checks::json(annotations);
+        errors.invalid(&path.child("auditAnnotations"), shown, detail);
     }
     let mut keys: Vec<&str> = Vec::new();
     for (i, annotation) in annotations.iter().enumerate() {

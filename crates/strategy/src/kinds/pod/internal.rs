@@ -5,6 +5,7 @@
 
 use std::fmt::Write;
 
+use knarr_apimachinery::codec;
 use knarr_apimachinery::descriptors::{self, Definition, Form, Go, TypeDescriptor};
 use serde::Serialize;
 use serde_json::{Map, Value};
@@ -185,7 +186,7 @@ fn host_fields_moved(spec: &mut Map<String, Value>) {
 
 fn node<T: Serialize>(of: &str, value: &T) -> Node {
     // The types of k8s-openapi can always be serialized; otherwise the message would show null.
-    let mut value = serde_json::to_value(value).unwrap_or(Value::Null);
+    let mut value = codec::to_plain_value(value).unwrap_or(Value::Null);
     let spec = match of {
         "PodSpec" => Some(&mut value),
         "PodTemplateSpec" => value.get_mut("spec"),
