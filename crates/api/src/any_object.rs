@@ -7,7 +7,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use knarr_apimachinery::codec::{Encoder, StrictError};
 
 /// A typed value without its static type. Implemented for every `k8s-openapi` kind.
-pub trait AnyObject: Any + Send + Sync + fmt::Debug {
+pub trait AnyObject: Any + Send + Sync {
     fn metadata(&self) -> &ObjectMeta;
     fn metadata_mut(&mut self) -> &mut ObjectMeta;
     fn as_any(&self) -> &dyn Any;
@@ -32,7 +32,7 @@ pub trait AnyObject: Any + Send + Sync + fmt::Debug {
 
 impl<T> AnyObject for T
 where
-    T: k8s_openapi::Metadata<Ty = ObjectMeta> + serde::Serialize + Clone + fmt::Debug + Send + Sync + 'static,
+    T: k8s_openapi::Metadata<Ty = ObjectMeta> + serde::Serialize + Clone + Send + Sync + 'static,
 {
     fn metadata(&self) -> &ObjectMeta {
         k8s_openapi::Metadata::metadata(self)
@@ -54,6 +54,15 @@ where
     }
     fn encode(&self, encoder: Encoder<'_>) -> serde_json::Result<()> {
         self.serialize(encoder.of_kind(T::API_VERSION, T::KIND))
+    }
+}
+
+/// As JSON: the derived `Debug` of all types of Kubernetes would be compiled for it.
+impl fmt::Debug for dyn AnyObject + '_ {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut json = Vec::new();
+        self.encode_into(&mut json);
+        f.write_str(&String::from_utf8_lossy(&json))
     }
 }
 
