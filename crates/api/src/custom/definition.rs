@@ -10,6 +10,7 @@ use knarr_apimachinery::codec;
 use knarr_cel::check::Declared;
 use knarr_cel::check::declared::Shape;
 use knarr_cel::structural::{Schema, declared};
+use serde::de::Error as _;
 use serde_json::Value;
 
 use super::conditions;
@@ -44,7 +45,10 @@ const SCALE: Subresource = Subresource::new("scale", ("autoscaling", "v1", "Scal
 // Not generic, so that the decoders of a definition's types are compiled in this crate only.
 #[inline(never)]
 pub fn parse_definition(document: Value) -> serde_json::Result<CustomResourceDefinition> {
-    serde_json::from_value(document)
+    // As what clients send is decoded: another decoder would be compiled for all types of a definition.
+    let json = serde_json::to_vec(&document)?;
+    let (definition, _) = codec::decode(&json).map_err(serde_json::Error::custom)?;
+    Ok(definition)
 }
 
 /// The kinds of one CustomResourceDefinition.

@@ -6,6 +6,7 @@ use k8s_openapi::api::core::v1::PodTemplateSpec;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use knarr_apimachinery::codec;
 use knarr_apimachinery::labels::has_no_requirement;
+use serde::de::Error as _;
 use serde_json::Value;
 
 /// The template as serde writes it: fields in the order of the schema, maps sorted. Equal templates have equal texts.
@@ -35,7 +36,10 @@ pub fn to_value(template: &PodTemplateSpec) -> serde_json::Result<Value> {
 /// If the value is no template.
 #[inline(never)]
 pub fn from_value(value: Value) -> serde_json::Result<PodTemplateSpec> {
-    serde_json::from_value(value)
+    // As pods are decoded: another decoder would be compiled for all types of a template.
+    let json = serde_json::to_vec(&value)?;
+    let (template, _) = codec::decode(&json).map_err(serde_json::Error::custom)?;
+    Ok(template)
 }
 
 /// k8s-openapi decodes an absent `spec.selector` and an empty one to the same value, but they are rejected with different
