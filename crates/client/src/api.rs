@@ -11,6 +11,7 @@ use knarr_api::deletion::Propagation;
 use knarr_api::k8s_openapi;
 use knarr_api::registry::Registered;
 use knarr_api::{AnyObject, Kind, Object, Shared};
+use knarr_apimachinery::codec;
 use knarr_apimachinery::ids::NodeName;
 use knarr_apimachinery::{Error, Result};
 
@@ -198,7 +199,7 @@ pub trait Api: Send + Sync + 'static {
     /// Creates a Binding: assigns the pod that it names to its target, with the uid in its metadata as precondition. A server of this process
     /// takes it as it is; others get it as JSON.
     async fn create_binding(&self, binding: Binding) -> Result<()> {
-        let body = serde_json::to_value(&binding).map_err(Error::internal)?;
+        let body = codec::to_plain_value(&binding).map_err(Error::internal)?;
         let meta = binding.metadata;
         let (namespace, name) = (meta.namespace.unwrap_or_default(), meta.name.unwrap_or_default());
         self.create_subresource(Pod::kind_of(), &namespace, &name, "binding", body)

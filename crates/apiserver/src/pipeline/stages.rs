@@ -29,6 +29,7 @@
 use k8s_openapi::api::core::v1::Binding;
 use knarr_api::k8s_openapi;
 use knarr_apimachinery::Error;
+use knarr_apimachinery::codec;
 use serde_json::Value;
 
 use super::commit::Committed;
@@ -116,7 +117,7 @@ impl Pipeline {
         self.begin_request(ctx, target, binding.metadata.namespace.as_deref())
             .await?;
         if self.admission.mutates_by_extensions() {
-            let document = serde_json::to_value(binding).map_err(Error::internal)?;
+            let document = codec::to_plain_value(binding).map_err(Error::internal)?;
             return self.admit_document(ctx, target, document).await.map(Some);
         }
         // Of a Binding the restriction reads nothing.

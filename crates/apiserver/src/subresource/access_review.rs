@@ -7,6 +7,7 @@ use k8s_openapi::api::authorization::v1::{
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use knarr_api::k8s_openapi;
+use knarr_apimachinery::codec;
 use knarr_apimachinery::error::ResourceRef;
 use knarr_apimachinery::field::{ErrorList, Path};
 use knarr_apimachinery::labels;
@@ -394,7 +395,7 @@ fn validate_metadata(meta: &ObjectMeta, message: &str, errors: &mut ErrorList) {
         ..meta.clone()
     };
     if bare != ObjectMeta::default() {
-        let value = serde_json::to_value(meta).unwrap_or_default();
+        let value = codec::to_plain_value(meta).unwrap_or_default();
         errors.invalid(&Path::new("metadata"), value, message);
     }
 }

@@ -4,6 +4,7 @@ use k8s_openapi::api::core::v1::{Binding, Pod, PodCondition};
 use knarr_api::registry::Registered;
 use knarr_api::{Object, k8s_openapi};
 use knarr_apimachinery::Error;
+use knarr_apimachinery::codec;
 use knarr_apimachinery::field::{Cause, ErrorList, FieldError, Path, quoted};
 use knarr_apimachinery::time::seconds;
 use knarr_client::Preconditions;
@@ -49,7 +50,7 @@ impl Pipeline {
             return Err(Error::bad_request("Name parameter required."));
         }
         if self.admission.validates_by_extensions() {
-            let document = serde_json::to_value(&binding).map_err(Error::internal)?;
+            let document = codec::to_plain_value(&binding).map_err(Error::internal)?;
             self.admission
                 .validate_request_object(ctx, target, Operation::Create, &document)
                 .await?;

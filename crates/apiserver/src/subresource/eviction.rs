@@ -12,6 +12,7 @@ use knarr_api::kinds::pod::{DISRUPTION_TARGET, is_active, is_ready, phase};
 use knarr_api::registry::Registered;
 use knarr_api::{Object, Shared, k8s_openapi, registry};
 use knarr_apimachinery::Error;
+use knarr_apimachinery::codec;
 use knarr_apimachinery::labels::Selector;
 use knarr_apimachinery::time::seconds;
 use knarr_client::{DeleteOptions, Preconditions, Propagation};
@@ -37,7 +38,7 @@ impl Pipeline {
                 "name in URL does not match name in Eviction object",
             ));
         }
-        let document = serde_json::to_value(&eviction).map_err(Error::internal)?;
+        let document = codec::to_plain_value(&eviction).map_err(Error::internal)?;
         self.admission
             .validate_request_object(ctx, target, Operation::Create, &document)
             .await?;

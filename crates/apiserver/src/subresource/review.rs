@@ -8,6 +8,7 @@ use k8s_openapi::api::authorization::v1::{
 };
 use knarr_api::{AnyObject, k8s_openapi, registry};
 use knarr_apimachinery::Error;
+use knarr_apimachinery::codec;
 use knarr_apimachinery::time::seconds;
 use serde_json::Value;
 
@@ -186,7 +187,7 @@ impl Pipeline {
 }
 
 pub(super) fn document<T: serde::Serialize>(review: &T) -> Result<Value, Error> {
-    serde_json::to_value(review).map_err(Error::internal)
+    codec::to_plain_value(review).map_err(Error::internal)
 }
 
 fn user_info(user: &User) -> UserInfo {

@@ -68,7 +68,7 @@ impl Pipeline {
         let scale = scale_of(&object)?;
         Ok(HandlerResponse::Document(
             StatusCode::OK,
-            serde_json::to_value(scale).map_err(Error::internal)?,
+            codec::to_plain_value(&scale).map_err(Error::internal)?,
         ))
     }
 
@@ -92,7 +92,7 @@ impl Pipeline {
         let manager = ctx.manager.take();
         ctx.admission_object = AdmissionObject::Scale;
         self.update(ctx, target, &Preconditions::default(), &mut |ctx, old| {
-            let before = serde_json::to_value(scale_of(old)?).map_err(Error::internal)?;
+            let before = codec::to_plain_value(&scale_of(old)?).map_err(Error::internal)?;
             let parents = managed_fields::of(Some(old));
             let managers = parents.of_scale(target.kind);
             let (new, managers) = apply_change(ctx, change, before, managers, manager.as_deref())?;
@@ -158,7 +158,7 @@ fn apply_change(
             return Ok((new, applied.managed));
         }
         Change::Replace(scale) => {
-            let after = serde_json::to_value(scale).map_err(Error::internal)?;
+            let after = codec::to_plain_value(scale).map_err(Error::internal)?;
             (scale.clone(), after)
         }
         Change::Patch(patch) => {

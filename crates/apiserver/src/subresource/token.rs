@@ -5,6 +5,7 @@ use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::jiff::SignedDuration;
 use knarr_api::{Kind, k8s_openapi, registry};
 use knarr_apimachinery::Error;
+use knarr_apimachinery::codec;
 use knarr_apimachinery::error::ResourceRef;
 use knarr_apimachinery::field::{ErrorList, Path};
 use knarr_apimachinery::time;
@@ -101,7 +102,7 @@ impl Subresources {
             return Err(Error::invalid(ABOUT, &errors));
         }
         let bound_object_ref = spec.bound_object_ref.clone();
-        let document_for_admission = serde_json::to_value(&request).map_err(Error::internal)?;
+        let document_for_admission = codec::to_plain_value(&request).map_err(Error::internal)?;
         self.pipeline
             .admission
             .validate_request_object(ctx, target, Operation::Create, &document_for_admission)
@@ -137,7 +138,7 @@ impl Subresources {
             expiration_timestamp: Some(time::seconds(ctx.now + SignedDuration::from_secs(seconds))),
             token: Some(token),
         });
-        let mut document = serde_json::to_value(&request).map_err(Error::internal)?;
+        let mut document = codec::to_plain_value(&request).map_err(Error::internal)?;
         // As in Go, where this field is not omitted.
         if unbound {
             document["spec"]["boundObjectRef"] = Value::Null;

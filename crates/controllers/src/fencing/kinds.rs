@@ -11,6 +11,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, LabelSelector, O
 use knarr_api::custom::{Definition, conditions, parse_definition};
 use knarr_api::{AnyObject, Kind, Object, k8s_openapi};
 use knarr_apimachinery::Error;
+use knarr_apimachinery::codec;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -232,7 +233,7 @@ pub trait Custom: DeserializeOwned + Serialize {
     /// The object to write.
     fn to_object(&self) -> Result<Box<dyn AnyObject>, Error> {
         let mut json = serde_json::to_value(self).map_err(Error::internal)?;
-        json["metadata"] = serde_json::to_value(self.metadata()).map_err(Error::internal)?;
+        json["metadata"] = codec::to_plain_value(self.metadata()).map_err(Error::internal)?;
         json["apiVersion"] = format!("{GROUP}/{VERSION}").into();
         json["kind"] = Self::kind().kind().into();
         let decoded = Self::kind().ops.decode(json.to_string().as_bytes());

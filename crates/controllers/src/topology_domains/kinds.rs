@@ -13,6 +13,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, LabelSelector, O
 use knarr_api::custom::{Definition, conditions, parse_definition};
 use knarr_api::{AnyObject, Kind, Object, k8s_openapi};
 use knarr_apimachinery::Error;
+use knarr_apimachinery::codec;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
@@ -212,7 +213,7 @@ impl TopologyDomains {
     /// The object to write.
     pub fn to_object(&self) -> Result<Box<dyn AnyObject>, Error> {
         let mut json = serde_json::to_value(self).map_err(Error::internal)?;
-        json["metadata"] = serde_json::to_value(&self.metadata).map_err(Error::internal)?;
+        json["metadata"] = codec::to_plain_value(&self.metadata).map_err(Error::internal)?;
         json["apiVersion"] = format!("{GROUP}/{VERSION}").into();
         json["kind"] = KIND.into();
         let decoded = Self::kind().ops.decode(json.to_string().as_bytes());

@@ -13,6 +13,7 @@ use k8s_openapi::jiff::Timestamp;
 use knarr_api::custom::{Definition, conditions, parse_definition};
 use knarr_api::{AnyObject, Kind, Object, k8s_openapi};
 use knarr_apimachinery::Error;
+use knarr_apimachinery::codec;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
@@ -152,7 +153,7 @@ impl RebalancePolicy {
     /// The object to write.
     pub fn to_object(&self) -> Result<Box<dyn AnyObject>, Error> {
         let mut json = serde_json::to_value(self).map_err(Error::internal)?;
-        json["metadata"] = serde_json::to_value(&self.metadata).map_err(Error::internal)?;
+        json["metadata"] = codec::to_plain_value(&self.metadata).map_err(Error::internal)?;
         json["apiVersion"] = format!("{GROUP}/{VERSION}").into();
         json["kind"] = self.kind().kind().into();
         let decoded = self.kind().ops.decode(json.to_string().as_bytes());

@@ -17,6 +17,7 @@ use k8s_openapi::api::core::v1::Namespace;
 use knarr_admission::Attributes;
 use knarr_api::{AnyObject, Kind, Object, convert, k8s_openapi, registry, scale};
 use knarr_apimachinery::Error;
+use knarr_apimachinery::codec;
 use serde_json::{Value, json};
 
 use knarr_strategy::KindStrategy;
@@ -227,7 +228,7 @@ impl Admission {
         let mut namespace = found.get::<Namespace>()?.clone();
         namespace.metadata.managed_fields = None;
         namespace.metadata.owner_references = None;
-        serde_json::to_value(namespace).ok()
+        codec::to_plain_value(&namespace).ok()
     }
 }
 
@@ -333,7 +334,7 @@ fn options(ctx: &Ctx, operation: Operation) -> Value {
 fn scale_of(kind: &Kind, object: Box<dyn AnyObject>) -> Result<Value, Error> {
     let scale = scale::get(kind, &Object::from_typed(kind, object));
     let scale = scale.ok_or_else(|| Error::internal(format!("{} has no scale", kind.kind())))?;
-    serde_json::to_value(scale).map_err(Error::internal)
+    codec::to_plain_value(&scale).map_err(Error::internal)
 }
 
 /// The object with the replicas of its mutated Scale.
