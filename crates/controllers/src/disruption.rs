@@ -5,7 +5,7 @@
 
 pub mod stale;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use k8s_openapi::api::apps::v1::{Deployment, ReplicaSet, StatefulSet};
@@ -312,8 +312,8 @@ fn expected(
 
 /// The sum of the scales of the pods' controllers, and whether some pods have no controller.
 fn scale(view: &dyn View, pods: &[Shared<Pod>]) -> Result<(i32, bool), ScaleError> {
-    let mut scales: BTreeMap<String, i32> = BTreeMap::new();
-    let mut has_unmanaged = false;
+    let mut counted: BTreeSet<String> = BTreeSet::new();
+    let (mut sum, mut has_unmanaged) = (0_i32, false);
     for pod in pods {
         let Some(owner) = controller_of(&pod.metadata) else {
             has_unmanaged = true;
@@ -322,12 +322,11 @@ fn scale(view: &dyn View, pods: &[Shared<Pod>]) -> Result<(i32, bool), ScaleErro
         let namespace = pod.object().namespace();
         let (uid, replicas) = scale_of(view, namespace, owner)?
             .ok_or_else(|| ScaleError::NoController(pod.object().name().to_string()))?;
-        scales.insert(uid, replicas);
+        if counted.insert(uid) {
+            sum = sum.saturating_add(replicas);
+        }
     }
-    Ok((
-        scales.values().fold(0, |sum, n| sum.saturating_add(*n)),
-        has_unmanaged,
-    ))
+    Ok((sum, has_unmanaged))
 }
 
 /// The controller with a scale, and its number of replicas.

@@ -221,7 +221,7 @@ struct Remaining {
 impl Remaining {
     fn of(left: &[(&Kind, Vec<std::sync::Arc<knarr_api::Object>>)]) -> Self {
         let mut resources: Vec<String> = Vec::new();
-        let mut held: BTreeMap<&str, usize> = BTreeMap::new();
+        let mut held: BTreeMap<String, usize> = BTreeMap::new();
         for (kind, objects) in left {
             let count = objects.len();
             resources.push(format!(
@@ -233,7 +233,7 @@ impl Remaining {
                 .iter()
                 .flat_map(|o| o.metadata().finalizers.iter().flatten())
             {
-                *held.entry(finalizer).or_default() += 1;
+                *held.entry(finalizer.clone()).or_default() += 1;
             }
         }
         resources.sort();

@@ -142,16 +142,17 @@ pub(super) fn requests_of(pod: &Pod, container: &Container) -> Result<Vec<(Strin
         }
     }
     if let Some(claim) = extended(pod) {
-        let requested: BTreeSet<&String> = resources
+        let requested: BTreeSet<&str> = resources
             .iter()
             .flat_map(|r| r.requests.iter().flatten())
             .filter(|(name, amount)| {
                 is_dra_extended(name) && Quantity::of(amount).is_ok_and(|q| q.value() != 0)
             })
-            .map(|(name, _)| name)
+            .map(|(name, _)| name.as_str())
             .collect();
         let own = claim.request_mappings.iter();
-        let own = own.filter(|m| m.container_name == container.name && requested.contains(&m.resource_name));
+        let own = own
+            .filter(|m| m.container_name == container.name && requested.contains(m.resource_name.as_str()));
         requests.extend(own.map(|m| (claim.resource_claim_name.clone(), m.request_name.clone())));
     }
     Ok(requests)

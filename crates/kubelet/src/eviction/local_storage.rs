@@ -1,8 +1,6 @@
 //! Pods over their local storage limits: an emptyDir over its sizeLimit, a pod or a container over its limit of
 //! ephemeral-storage. They are evicted at once, without node pressure.
 
-use std::collections::BTreeMap;
-
 use k8s_openapi::api::core::v1::Pod;
 use knarr_api::k8s_openapi;
 use knarr_apimachinery::quantity::{Notation, Quantity};
@@ -57,7 +55,7 @@ fn limit_as_written(pod: &Pod, limit: i64) -> Quantity {
 
 fn container(pod: &Pod, stats: &PodStats, disks: Disks) -> Option<String> {
     let containers = pod.spec.iter().flat_map(|s| &s.containers);
-    let limits: BTreeMap<&str, Quantity> = containers
+    let limits: Vec<(&str, Quantity)> = containers
         .filter_map(|c| {
             let limit = c.resources.as_ref()?.limits.as_ref()?.get("ephemeral-storage")?;
             let limit = Quantity::of(limit).ok().filter(|l| !l.is_zero())?;
@@ -71,8 +69,8 @@ fn container(pod: &Pod, stats: &PodStats, disks: Disks) -> Option<String> {
         if !disks.dedicated_image_fs {
             sum = sum.saturating_add(used(container.rootfs.as_ref()));
         }
-        match limits.get(container.name.as_str()) {
-            Some(limit) if bytes(sum) > *limit => {
+        match limits.iter().find(|(name, _)| *name == container.name) {
+            Some((_, limit)) if bytes(sum) > *limit => {
                 return Some(message::container_storage(&container.name, *limit));
             }
             _ => {}

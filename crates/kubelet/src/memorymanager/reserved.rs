@@ -45,7 +45,7 @@ pub fn reserved_on(
     withheld: &BTreeMap<String, u64>,
     reserved: &[ReservedMemory],
 ) -> Result<BTreeMap<u32, BTreeMap<String, u64>>, ReservedError> {
-    let mut sums: BTreeMap<&str, u64> = BTreeMap::new();
+    let mut sums: BTreeMap<String, u64> = BTreeMap::new();
     let mut by_node: BTreeMap<u32, BTreeMap<String, u64>> = BTreeMap::new();
     for entry in reserved {
         if !nodes.contains_key(&entry.numa_node) {
@@ -53,13 +53,13 @@ pub fn reserved_on(
         }
         let of_node = by_node.entry(entry.numa_node).or_default();
         for (resource, bytes) in &entry.limits {
-            let sum = sums.entry(resource).or_default();
+            let sum = sums.entry(resource.clone()).or_default();
             *sum = sum.saturating_add(*bytes);
             of_node.insert(resource.clone(), *bytes);
         }
     }
     let is_memory = |name: &&str| *name == MEMORY || is_hugepages(name);
-    let mut resources: BTreeSet<&str> = sums.keys().copied().collect();
+    let mut resources: BTreeSet<&str> = sums.keys().map(String::as_str).collect();
     resources.extend(withheld.keys().map(String::as_str).filter(is_memory));
     for resource in resources {
         let (reserved, allocatable) = (

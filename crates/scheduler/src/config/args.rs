@@ -1,6 +1,6 @@
 //! The plugins' arguments (`pluginConfig[].args`), with the defaults and the rules of v1.36.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use k8s_openapi::api::core::v1::{NodeAffinity, TopologySpreadConstraint};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
@@ -141,7 +141,7 @@ impl Default for PluginArgs {
 /// Parses `pluginConfig`, a list of names and arguments.
 pub(super) fn read(list: Vec<(&Value, Path)>, version: Version, report: &mut Report) -> PluginArgs {
     let mut args = PluginArgs::default();
-    let mut seen: BTreeMap<&str, Path> = BTreeMap::new();
+    let mut seen: BTreeSet<&str> = BTreeSet::new();
     for (item, path) in list {
         let mut fields = Fields::new(item, path.clone(), report);
         let name = fields.text("name", report);
@@ -153,7 +153,7 @@ pub(super) fn read(list: Vec<(&Value, Path)>, version: Version, report: &mut Rep
             }
             continue;
         };
-        if seen.insert(name, path.clone()).is_some() {
+        if !seen.insert(name) {
             report.errors.duplicate(&path, name);
             continue;
         }

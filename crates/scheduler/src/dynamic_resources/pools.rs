@@ -110,6 +110,10 @@ fn has_binding_conditions(pool: &Pool<'_>) -> bool {
     all.any(|d| d.binding_conditions.is_some())
 }
 
+fn name_of(slice: &ResourceSlice) -> &str {
+    slice.metadata.name.as_deref().unwrap_or_default()
+}
+
 /// `None`: the pool has nothing for the node.
 fn gather_pool<'a>(
     driver: &'a str,
@@ -141,9 +145,9 @@ fn gather_pool<'a>(
         if all().any(|s| s.spec.pool.generation > generation) {
             return None;
         }
-        let names: BTreeSet<_> = here.iter().map(|s| &s.metadata.name).collect();
+        let names: BTreeSet<&str> = here.iter().map(|s| name_of(s)).collect();
         let same = all().filter(|s| s.spec.pool.generation == generation);
-        elsewhere.extend(same.filter(|s| !names.contains(&s.metadata.name)));
+        elsewhere.extend(same.filter(|s| !names.contains(name_of(s))));
         if !is_all(here.len() + elsewhere.len()) {
             return Some(empty(PoolState::Incomplete));
         }

@@ -2,7 +2,7 @@
 //! ([`knarr_api::scale_down`]; SPEC B2, B3).
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::Pod;
 use knarr_api::kinds::pod::is_active;
@@ -136,9 +136,9 @@ impl Snapshot {
         let owners = pods
             .iter()
             .filter_map(|p| controller(p.metadata.owner_references.as_ref()));
-        let owners: BTreeSet<(&str, &str)> = owners.map(|o| (o.kind.as_str(), o.name.as_str())).collect();
-        let (kind, name) = match owners.first() {
-            Some(owner) if owners.len() == 1 => *owner,
+        let mut owners = owners.map(|o| (o.kind.as_str(), o.name.as_str()));
+        let (kind, name) = match owners.next() {
+            Some(owner) if owners.all(|other| other == owner) => owner,
             Some(_) | None => (of.kind, of.name),
         };
         let key = (kind.to_string(), of.namespace.to_string(), name.to_string());

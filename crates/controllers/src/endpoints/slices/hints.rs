@@ -290,14 +290,14 @@ fn giving_and_receiving_zones(
     allocations: &BTreeMap<String, Allocation>,
     hinted: &Counts,
 ) -> (Counts, Counts) {
-    let mut over: BTreeMap<&String, f64> = BTreeMap::new();
-    let mut under: BTreeMap<&String, f64> = BTreeMap::new();
+    let mut over: Vec<(&String, f64)> = Vec::new();
+    let mut under: Vec<(&String, f64)> = Vec::new();
     for (zone, share) in allocations {
         let has = hinted.get(zone).copied().unwrap_or(0) as f64;
         if has > share.desired {
-            over.insert(zone, has - share.desired);
+            over.push((zone, has - share.desired));
         } else if has < share.desired {
-            under.insert(zone, share.desired - has);
+            under.push((zone, share.desired - has));
         }
     }
     let (mut give, mut receive) = (Counts::new(), Counts::new());
@@ -314,8 +314,8 @@ fn giving_and_receiving_zones(
     (give, receive)
 }
 
-fn most<'a, 'b>(zones: &'b mut BTreeMap<&'a String, f64>) -> Option<(&'a String, &'b mut f64)> {
-    let zones = zones.iter_mut().filter(|(_, n)| **n > 0.0);
+fn most<'a, 'b>(zones: &'b mut [(&'a String, f64)]) -> Option<(&'a String, &'b mut f64)> {
+    let zones = zones.iter_mut().filter(|(_, n)| *n > 0.0);
     zones
         .max_by(|(a, n), (b, m)| n.total_cmp(m).then_with(|| b.cmp(a)))
         .map(|(zone, n)| (*zone, n))

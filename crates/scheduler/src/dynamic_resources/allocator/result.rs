@@ -78,14 +78,15 @@ impl Search<'_, '_> {
     /// Of the classes in the order of the requests, then of the claim.
     fn configuration(&self, index: usize, claim: &ResourceClaim) -> Vec<DeviceAllocationConfiguration> {
         let mut all: Vec<DeviceAllocationConfiguration> = Vec::new();
-        let mut of_class: BTreeMap<&str, Range<usize>> = BTreeMap::new();
+        // A claim names few classes.
+        let mut of_class: Vec<(&str, Range<usize>)> = Vec::new();
         let requests = self.requests.get(index).into_iter().flatten();
         let chosen: Vec<(bool, &Variant<'_>)> = requests
             .map(|r| (r.is_prioritized_list, &r.variants[r.chosen]))
             .collect();
         for (_, variant) in &chosen {
             let name = variant.class.metadata.name.as_deref().unwrap_or_default();
-            if let Some(known) = of_class.get(name) {
+            if let Some((_, known)) = of_class.iter().find(|(class, _)| *class == name) {
                 for config in &mut all[known.clone()] {
                     config.requests.get_or_insert_default().push(variant.name.clone());
                 }
@@ -98,7 +99,7 @@ impl Search<'_, '_> {
                 requests: Some(vec![variant.name.clone()]),
                 opaque: config.opaque.clone(),
             }));
-            of_class.insert(name, first..all.len());
+            of_class.push((name, first..all.len()));
         }
         let devices = claim.spec.devices.as_ref();
         for config in devices.and_then(|d| d.config.as_ref()).into_iter().flatten() {
@@ -200,8 +201,8 @@ fn node_selector(
 }
 
 fn add(from: Option<&Vec<NodeSelectorRequirement>>, to: &mut Option<Vec<NodeSelectorRequirement>>) {
-    fn values(of: &NodeSelectorRequirement) -> BTreeSet<&String> {
-        of.values.iter().flatten().collect()
+    fn values(of: &NodeSelectorRequirement) -> BTreeSet<&str> {
+        of.values.iter().flatten().map(String::as_str).collect()
     }
     for new in from.into_iter().flatten() {
         let to = to.get_or_insert_default();
