@@ -7,8 +7,8 @@
 //!
 //! No input makes it panic; nesting is bounded by [`DEPTH_MAX`].
 
+mod access;
 mod deserializer;
-mod element_type;
 mod encode;
 mod go;
 mod reader;

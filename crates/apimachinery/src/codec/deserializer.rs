@@ -1,15 +1,15 @@
 //! The serde deserializer: structs, maps, lists and scalars for `k8s-openapi`'s types.
 
 use std::borrow::Cow;
-use std::collections::BTreeSet;
 
 use serde::de::value::{BorrowedStrDeserializer, CowStrDeserializer, StrDeserializer};
-use serde::de::{self, DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visitor};
+use serde::de::{self, Deserializer, Visitor};
 
+use super::access::{Elements, Fields, Members};
 use super::encode::FIELDS_V1;
 use super::reader::{Error, PathElement, Reader, Token};
-use super::{StrictError, element_type, go, time};
-use crate::descriptors::{self, FieldDescriptor, Go, Place, TypeDescriptor};
+use super::{go, time};
+use crate::descriptors::{self, Go, Place, TypeDescriptor};
 use crate::quantity;
 
 impl<'de> Reader<'de> {
@@ -100,18 +100,14 @@ impl<'de> Reader<'de> {
             }
             self.enter()?;
         }
-        Ok(Members {
-            reader: self,
-            pending_time: fields
-                .as_ref()
-                .and_then(Fields::required_time)
-                .filter(|_| !is_null),
-            fields,
-            first: true,
-            seen: BTreeSet::new(),
-            seen_fields: 0,
-            finished: is_null,
-        })
+        let mut members = Members::new(self);
+        members.pending_time = fields
+            .as_ref()
+            .and_then(Fields::required_time)
+            .filter(|_| !is_null);
+        members.fields = fields;
+        members.finished = is_null;
+        Ok(members)
     }
 
     /// Reads a list, or null as an empty one.
@@ -130,12 +126,9 @@ impl<'de> Reader<'de> {
             self.enter()?;
             self.path.push(PathElement::Index(0));
         }
-        Ok(Elements {
-            reader: self,
-            first: true,
-            next: 0,
-            finished: is_null,
-        })
+        let mut elements = Elements::new(self);
+        elements.finished = is_null;
+        Ok(elements)
     }
 
     /// The fields of the struct that comes next, and whether it is null.
@@ -152,6 +145,7 @@ impl<'de> Reader<'de> {
         match self.token()? {
             Token::Object => Ok((fields, false)),
             Token::Null => Ok((fields, true)),
+            Token::Asked => Err(self.mismatch("", &format!("v1.{name}"))),
             other => {
                 let of = of.map_or_else(|| format!("v1.{name}"), TypeDescriptor::go_name);
                 Err(self.mismatch(other.name(), &of))
@@ -161,161 +155,16 @@ impl<'de> Reader<'de> {
 
     /// The next value is null, which is read.
     fn takes_null(&mut self) -> Result<bool, Error> {
-        let is_null = self.token()? == Token::Null;
+        let token = self.token()?;
+        if token == Token::Asked {
+            // Only bytes are read as optional without being a field.
+            return Err(self.mismatch("", "[]uint8"));
+        }
+        let is_null = token == Token::Null;
         if is_null {
             self.null()?;
         }
         Ok(is_null)
-    }
-}
-
-/// The fields of the struct that is read.
-#[derive(Clone, Copy)]
-struct Fields {
-    name: &'static str,
-    of: Option<&'static TypeDescriptor>,
-    names: &'static [&'static str],
-}
-
-impl Fields {
-    /// The time that our type requires although Go's may be unset.
-    fn required_time(&self) -> Option<&'static str> {
-        self.of.and_then(TypeDescriptor::required_time)
-    }
-}
-
-/// A field's name and descriptor.
-type NextField = (&'static str, Option<&'static FieldDescriptor>);
-
-struct Members<'a, 'de> {
-    reader: &'a mut Reader<'de>,
-    /// `None` for a map.
-    fields: Option<Fields>,
-    first: bool,
-    /// Keys of a map that were read.
-    seen: BTreeSet<Cow<'de, str>>,
-    /// Fields of a struct that were read, one bit each. No struct of Kubernetes has 128.
-    seen_fields: u128,
-    /// The required time that was not read yet.
-    pending_time: Option<&'static str>,
-    /// The object was read to its end, or is null.
-    finished: bool,
-}
-
-impl<'de> Members<'_, 'de> {
-    /// The next field that is known and not null: its name and descriptor.
-    fn next_field(&mut self, of: Fields) -> Result<Option<NextField>, Error> {
-        let names = of.names;
-        while !self.finished {
-            if !self.reader.more(&mut self.first, b'}')? {
-                self.finished = true;
-                break;
-            }
-            let key = self.reader.key()?;
-            let Some(index) = names.iter().position(|name| *name == key) else {
-                let path = self.reader.path_to(Some(&key));
-                self.reader.strict_errors.push(StrictError::UnknownField(path));
-                self.reader.skip()?;
-                continue;
-            };
-            let bit = 1_u128
-                .checked_shl(u32::try_from(index).unwrap_or(u32::MAX))
-                .unwrap_or(0);
-            if self.seen_fields & bit != 0 {
-                let path = self.reader.path_to(Some(&key));
-                self.reader.strict_errors.push(StrictError::DuplicateField(path));
-            }
-            self.seen_fields |= bit;
-            let name = names[index];
-            if self.reader.token()? == Token::Null {
-                self.reader.null()?;
-                continue;
-            }
-            let field = of.of.and_then(|of| of.field_at(names, index));
-            if let Some(zero) = self.reader.zero()
-                && field.is_some_and(|field| field.zero == Some(zero))
-            {
-                self.reader.skip()?;
-                continue;
-            }
-            self.pending_time = self.pending_time.filter(|pending_time| *pending_time != name);
-            return Ok(Some((name, field)));
-        }
-        self.reader.unset_time = self.pending_time.is_some();
-        Ok(self.pending_time.take().map(|name| (name, None)))
-    }
-}
-
-impl<'de> Members<'_, 'de> {
-    /// The next key, which is put on the reader's path.
-    fn next_key(&mut self) -> Result<Option<Cow<'de, str>>, Error> {
-        if let Some(fields) = self.fields {
-            let Some((name, field)) = self.next_field(fields)? else {
-                return Ok(None);
-            };
-            self.reader.path.push(PathElement::Field(name, field));
-            return Ok(Some(Cow::Borrowed(name)));
-        }
-        if self.finished || !self.reader.more(&mut self.first, b'}')? {
-            return Ok(None);
-        }
-        let key = self.reader.key()?;
-        if !self.seen.insert(key.clone()) {
-            let path = self.reader.path_to(Some(&key));
-            self.reader.strict_errors.push(StrictError::DuplicateField(path));
-        }
-        self.reader.path.push(PathElement::Key(key.clone()));
-        Ok(Some(key))
-    }
-}
-
-impl<'de> MapAccess<'de> for Members<'_, 'de> {
-    type Error = Error;
-
-    fn next_key_seed<K: DeserializeSeed<'de>>(&mut self, seed: K) -> Result<Option<K::Value>, Error> {
-        match self.next_key()? {
-            // Not as a Cow, which compiles two methods more of each struct's visitor of names.
-            Some(key) => seed.deserialize(StrDeserializer::new(&key)).map(Some),
-            None => Ok(None),
-        }
-    }
-
-    fn next_value_seed<S: DeserializeSeed<'de>>(&mut self, seed: S) -> Result<S::Value, Error> {
-        let value = seed.deserialize(&mut *self.reader)?;
-        self.reader.path.pop();
-        Ok(value)
-    }
-}
-
-struct Elements<'a, 'de> {
-    reader: &'a mut Reader<'de>,
-    first: bool,
-    next: usize,
-    /// The list is null.
-    finished: bool,
-}
-
-impl Elements<'_, '_> {
-    fn next(&mut self) -> Result<bool, Error> {
-        if self.finished || !self.reader.more(&mut self.first, b']')? {
-            return Ok(false);
-        }
-        if let Some(PathElement::Index(i)) = self.reader.path.last_mut() {
-            *i = self.next;
-        }
-        self.next += 1;
-        Ok(true)
-    }
-}
-
-impl<'de> SeqAccess<'de> for Elements<'_, 'de> {
-    type Error = Error;
-
-    fn next_element_seed<S: DeserializeSeed<'de>>(&mut self, seed: S) -> Result<Option<S::Value>, Error> {
-        match self.next()? {
-            true => seed.deserialize(&mut *self.reader).map(Some),
-            false => Ok(None),
-        }
     }
 }
 
@@ -351,6 +200,7 @@ impl<'de> Deserializer<'de> for &mut Reader<'de> {
     fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
         let token = self.token()?;
         let result = match token {
+            Token::Asked => return Err(self.mismatch("", "interface {}")),
             Token::Null => self.null().and_then(|()| visitor.visit_unit()),
             Token::Bool => self.bool().and_then(|b| visitor.visit_bool(b)),
             Token::Number => {
@@ -470,6 +320,10 @@ impl<'de> Deserializer<'de> for &mut Reader<'de> {
         name: &'static str,
         visitor: V,
     ) -> Result<V::Value, Error> {
+        self.answer(|| match name {
+            "Quantity" => "resource.Quantity".into(),
+            other => format!("v1.{other}"),
+        })?;
         if std::mem::take(&mut self.unset_time) {
             // An absent time: Go's zero time, which is written as null again.
             return visitor.visit_newtype_struct(BorrowedStrDeserializer::<Error>::new(time::ZERO));
@@ -515,7 +369,10 @@ impl<'de> Deserializer<'de> for &mut Reader<'de> {
             other => {
                 let of = match self.go_type().or_else(|| self.field_type()) {
                     Some(name) => name,
-                    None => format!("[]{}", element_type::of_list(visitor)),
+                    None => format!(
+                        "[]{}",
+                        self.ask(|reader| visitor.visit_seq(Elements::new(reader)))
+                    ),
                 };
                 Err(self.mismatch(other.name(), &of))
             }
@@ -542,7 +399,10 @@ impl<'de> Deserializer<'de> for &mut Reader<'de> {
             other => {
                 let of = match self.go_type().or_else(|| self.field_type()) {
                     Some(name) => name,
-                    None => format!("map[string]{}", element_type::of_map(visitor)),
+                    None => format!(
+                        "map[string]{}",
+                        self.ask(|reader| visitor.visit_map(Members::new(reader)))
+                    ),
                 };
                 Err(self.mismatch(other.name(), &of))
             }
@@ -565,6 +425,7 @@ impl<'de> Deserializer<'de> for &mut Reader<'de> {
         _: &'static [&'static str],
         visitor: V,
     ) -> Result<V::Value, Error> {
+        self.answer(|| format!("v1.{name}"))?;
         let text = self.text(name)?;
         visitor.visit_enum(StrDeserializer::new(&text))
     }

@@ -101,6 +101,8 @@ pub(super) enum Token {
     String,
     Array,
     Object,
+    /// There is no value: its type is asked for ([`Reader::ask`]).
+    Asked,
 }
 
 impl Token {
@@ -113,6 +115,7 @@ impl Token {
             Token::String => "string",
             Token::Array => "array",
             Token::Object => "object",
+            Token::Asked => "",
         }
     }
 }
@@ -129,6 +132,8 @@ pub(super) struct Reader<'de> {
     pub(super) strict_errors: Vec<StrictError>,
     /// The next value is that of a time that is absent, and required in our type.
     pub(super) unset_time: bool,
+    /// See [`Reader::ask`].
+    is_asked: bool,
 }
 
 impl<'de> Reader<'de> {
@@ -142,7 +147,34 @@ impl<'de> Reader<'de> {
             place,
             strict_errors: Vec::new(),
             unset_time: false,
+            is_asked: false,
         }
+    }
+
+    /// The Go type of the elements of the list or map that `visit` reads, for errors: a visitor does not say what it reads, so it
+    /// is given an element that is not there, and the error about that is the type.
+    pub(super) fn ask<T>(&mut self, visit: impl FnOnce(&mut Self) -> Result<T, Error>) -> String {
+        let before = (self.input, self.is_asked);
+        self.input = &[];
+        self.is_asked = true;
+        let answer = visit(self);
+        (self.input, self.is_asked) = before;
+        match answer {
+            Ok(_) => "interface {}".into(),
+            Err(e) => e.message().to_string(),
+        }
+    }
+
+    /// The type of the value that is read, as an error, if it is asked for.
+    pub(super) fn answer(&self, of: impl FnOnce() -> String) -> Result<(), Error> {
+        match self.is_asked {
+            true => Err(Error::new(of(), String::new())),
+            false => Ok(()),
+        }
+    }
+
+    pub(super) fn is_asked(&self) -> bool {
+        self.is_asked
     }
 
     /// `spec.containers[0].image`: the current path and `last`.
@@ -173,6 +205,9 @@ impl<'de> Reader<'de> {
 
     /// The current value cannot be decoded as `expected`; `found` describes the value as Go does.
     pub(super) fn mismatch(&self, found: &str, expected: &str) -> Error {
+        if self.is_asked {
+            return Error::new(expected, String::new());
+        }
         let fields: Vec<&str> = self
             .path
             .iter()
@@ -222,6 +257,7 @@ impl<'de> Reader<'de> {
             Some(b'"') => Ok(Token::String),
             Some(b'[') => Ok(Token::Array),
             Some(b'{') => Ok(Token::Object),
+            None if self.is_asked => Ok(Token::Asked),
             _ => Err(self.unexpected("looking for beginning of value")),
         }
     }
@@ -438,6 +474,7 @@ impl<'de> Reader<'de> {
             Token::Bool => self.bool().map(drop),
             Token::Number => self.number().map(drop),
             Token::String => self.string().map(drop),
+            Token::Asked => self.answer(|| "interface {}".into()),
             Token::Array => {
                 self.enter()?;
                 let mut first = true;
