@@ -72,6 +72,10 @@ macro_rules! kinds {
                 fn as_object(&self) -> &dyn AnyObject {
                     self
                 }
+                #[inline(never)]
+                fn deep_copy(&self) -> Self {
+                    self.clone()
+                }
             }
         )*
         /// All of them.
@@ -89,6 +93,10 @@ pub trait Registered: crate::ApiType + 'static {
     fn into_object(self) -> Box<dyn AnyObject>;
     /// A reference without the static type; see [`Registered::into_object`].
     fn as_object(&self) -> &dyn AnyObject;
+    /// A copy. Other crates call this instead of `clone`, which k8s-openapi derives: derived methods are inline, so a crate that clones a Pod
+    /// compiles the clone of all types in it.
+    #[must_use]
+    fn deep_copy(&self) -> Self;
 }
 
 kinds! {

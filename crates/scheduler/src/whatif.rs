@@ -18,6 +18,7 @@ use k8s_openapi::api::scheduling::v1::PriorityClass;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use k8s_openapi::jiff::Timestamp;
 use knarr_api::kinds::pod::is_terminal;
+use knarr_api::kinds::template::deep_copy;
 use knarr_api::registry::Registered;
 use knarr_api::scale_down::Policy;
 use knarr_api::{Object, Shared, k8s_openapi};
@@ -134,21 +135,17 @@ pub struct Snapshot {
 
 /// The pod template of the object, if it is a workload.
 fn template(object: &Object) -> Option<PodTemplateSpec> {
-    if let Some(of) = object.get::<Deployment>() {
-        return Some(of.spec.as_ref()?.template.clone());
-    }
-    if let Some(of) = object.get::<StatefulSet>() {
-        return Some(of.spec.as_ref()?.template.clone());
-    }
-    if let Some(of) = object.get::<ReplicaSet>() {
-        return of.spec.as_ref()?.template.clone();
-    }
-    object
-        .get::<ReplicationController>()?
-        .spec
-        .as_ref()?
-        .template
-        .clone()
+    let template = if let Some(of) = object.get::<Deployment>() {
+        &of.spec.as_ref()?.template
+    } else if let Some(of) = object.get::<StatefulSet>() {
+        &of.spec.as_ref()?.template
+    } else if let Some(of) = object.get::<ReplicaSet>() {
+        of.spec.as_ref()?.template.as_ref()?
+    } else {
+        let of = object.get::<ReplicationController>()?;
+        of.spec.as_ref()?.template.as_ref()?
+    };
+    Some(deep_copy(template))
 }
 
 fn full_name(object: &Object) -> String {
@@ -324,7 +321,7 @@ impl Snapshot {
     /// A copy of the pod, changed and without a node. `None` if the copy is not valid.
     fn like(&mut self, pod: &Pod, change: impl FnOnce(&mut Pod)) -> Option<Shared<Pod>> {
         self.made += 1;
-        let mut made = pod.clone();
+        let mut made = pod.deep_copy();
         made.metadata.uid = Some(format!("imagined-{}", self.made));
         made.metadata.deletion_timestamp = None;
         made.metadata.deletion_grace_period_seconds = None;
@@ -392,7 +389,7 @@ impl Snapshot {
                     from,
                     to: node.clone(),
                 });
-                let mut bound: Pod = (*pod).clone();
+                let mut bound: Pod = pod.deep_copy();
                 bound.spec.get_or_insert_default().node_name = Some(node.into());
                 let bound = Object::from_typed(Pod::kind_of(), bound.into_object());
                 self.scheduler.bound(&pod);
@@ -413,7 +410,7 @@ impl Snapshot {
                 let by = self.origin(&pod).0;
                 self.waiting.insert(pod.object().uid().into(), message);
                 // The nomination is kept under the pod's name, so the pod has to carry it in its status.
-                let mut nominated: Pod = (*pod).clone();
+                let mut nominated: Pod = pod.deep_copy();
                 nominated.status.get_or_insert_default().nominated_node_name = Some(String::from(&node));
                 let nominated = Object::from_typed(Pod::kind_of(), nominated.into_object());
                 if let Ok(nominated) = Shared::new(Arc::new(nominated)) {

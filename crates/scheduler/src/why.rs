@@ -298,7 +298,7 @@ fn help(
 
 /// The node for the pod with these changes.
 fn dry_run(scheduler: &mut Scheduler, pod: &Shared<Pod>, changes: &[&Change]) -> Option<Suggestion> {
-    let mut changed: Pod = (**pod).clone();
+    let mut changed: Pod = pod.deep_copy();
     for change in changes {
         change.apply(&mut changed);
     }

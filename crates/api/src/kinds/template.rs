@@ -9,6 +9,13 @@ use knarr_apimachinery::labels::has_no_requirement;
 use serde::de::Error as _;
 use serde_json::Value;
 
+/// A copy, as [`Registered::deep_copy`](crate::registry::Registered::deep_copy) for whole objects.
+#[inline(never)]
+#[must_use]
+pub fn deep_copy(template: &PodTemplateSpec) -> PodTemplateSpec {
+    template.clone()
+}
+
 /// The template as serde writes it: fields in the order of the schema, maps sorted. Equal templates have equal texts.
 ///
 /// # Errors

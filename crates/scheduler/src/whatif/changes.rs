@@ -8,6 +8,7 @@ use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::api::scheduling::v1::PriorityClass;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use knarr_api::kinds::pod::{HARD, PREEMPTION_BUDGETS, has_hard_budgets, is_terminal};
+use knarr_api::kinds::template::deep_copy;
 use knarr_api::registry::Registered;
 use knarr_api::{Object, Shared, k8s_openapi};
 use knarr_apimachinery::ids::{NodeName, PodUid};
@@ -25,7 +26,7 @@ impl Snapshot {
         let Some(node) = self.nodes.get(name) else {
             return Err(Error::NotFound(format!("node {name}")));
         };
-        let mut cordoned: Node = (**node).clone();
+        let mut cordoned: Node = node.deep_copy();
         cordoned.spec.get_or_insert_default().unschedulable = Some(true);
         let cordoned = Object::from_typed(Node::kind_of(), cordoned.into_object());
         if let Ok(cordoned) = Shared::new(Arc::new(cordoned)) {
@@ -121,7 +122,7 @@ impl Snapshot {
         };
         let pods = self.active_pods(workload);
         let example = match pods.last() {
-            Some(pod) => (**pod).clone(),
+            Some(pod) => pod.deep_copy(),
             None => self
                 .first_pod(kind, namespace, name)
                 .ok_or_else(|| Error::NoWorkload(format!("{kind} {namespace}/{name}")))?,
@@ -154,9 +155,10 @@ impl Snapshot {
     fn first_pod(&self, kind: &str, namespace: &str, name: &str) -> Option<Pod> {
         let is = |(k, ns, n): &&(String, String, String)| k == kind && ns == namespace && n == name;
         let (_, template) = self.templates.iter().find(|(key, _)| is(key))?;
+        let template = deep_copy(template);
         let mut pod = Pod {
-            metadata: template.metadata.clone().unwrap_or_default(),
-            spec: template.spec.clone(),
+            metadata: template.metadata.unwrap_or_default(),
+            spec: template.spec,
             status: None,
         };
         pod.metadata.namespace = Some(namespace.to_string());
