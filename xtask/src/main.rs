@@ -50,6 +50,7 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("knarr-kubelet", &["knarr-apimachinery", "knarr-api"]),
     ("knarr-network", &["knarr-apimachinery", "knarr-api"]),
     ("knarr-nftables", &[]),
+    ("knarr-cni", &[]),
     ("knarr-shim", &[]),
     (
         "knarr-node-network",
@@ -59,6 +60,7 @@ const LAYERS: &[(&str, &[&str])] = &[
             "knarr-client",
             "knarr-network",
             "knarr-nftables",
+            "knarr-cni",
         ],
     ),
     (
@@ -117,6 +119,7 @@ const LAYERS: &[(&str, &[&str])] = &[
             "knarr-node",
             "knarr-network",
             "knarr-node-network",
+            "knarr-cni",
             "knarr-shim",
         ],
     ),

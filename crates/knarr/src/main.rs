@@ -94,7 +94,7 @@ fn main() -> ExitCode {
     if let Some(code) = knarr_shim::run_if_called() {
         return code;
     }
-    if let Some(code) = knarr_node_network::pods::cni::run_if_called() {
+    if let Some(code) = knarr_cni::run_if_called() {
         return code;
     }
     let cli = command_line(std::env::args_os()).unwrap_or_else(|e| e.exit());

@@ -4,8 +4,7 @@ use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::IpNet;
-
-use super::sandbox::SandboxId;
+use knarr_cni::sandbox::SandboxId;
 
 /// All addresses of one family are in use.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

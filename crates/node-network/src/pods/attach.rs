@@ -6,18 +6,19 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use knarr_cni::kernel::links;
+use knarr_cni::kernel::namespace::Namespace;
+use knarr_cni::kernel::netlink::{self, Netlink};
+use knarr_cni::protocol::{Added, AttachmentRequest, Code, Failure, Request};
+use knarr_cni::sandbox::SandboxId;
 use tokio::time::Instant;
 
 use super::bandwidth;
-use super::cni::protocol::{Added, AttachmentRequest, Code, Failure, Request};
 use super::host_ports;
-use super::kernel::links::{self, HOST_MAC, Veth, gateway, mac_text, pod_mac};
-use super::kernel::namespace::Namespace;
-use super::kernel::netlink::Netlink;
+use super::kernel::pod_links::{self, HOST_MAC, Veth, gateway, mac_text, pod_mac};
 use super::kernel::sysctl;
 use super::records::Record;
 use super::registry::Attachment;
-use super::sandbox::SandboxId;
 use super::server::{Inner, NodeNetwork};
 
 /// How long `ADD` waits for what must be ready before the pod's first packet.
@@ -184,7 +185,7 @@ impl Inner {
             mtu,
             pod_mac: mac,
         };
-        links::create(&mut netlink, &veth, &namespace).map_err(|error| failed(&error))?;
+        pod_links::create(&mut netlink, &veth, &namespace).map_err(|error| failed(&error))?;
         let has_ipv6 = record.addresses.iter().any(IpAddr::is_ipv6);
         sysctl::configure_host_side(&record.host_interface, has_ipv6).map_err(|error| failed(&error))?;
         let is_localhost_mapped = record.addresses.iter().any(IpAddr::is_ipv4);
@@ -211,7 +212,7 @@ impl Inner {
                 let link = links::find(&mut netlink, &record.interface)
                     .map_err(|error| failed(&error))?
                     .ok_or_else(|| Failure::new(Code::Kernel, "the pod's interface vanished"))?;
-                links::configure_pod_side(&mut netlink, link.index, &record.addresses)
+                pod_links::configure_pod_side(&mut netlink, link.index, &record.addresses)
                     .map_err(|error| failed(&error))
             })
             .map_err(|error| failed(&error))??;
@@ -222,7 +223,7 @@ impl Inner {
     fn open(&self, mut record: Record, index: u32, sources: &[IpAddr]) -> Result<(), Failure> {
         let mut netlink = Netlink::open().map_err(|error| kernel(&error))?;
         let mac = pod_mac(&record.addresses);
-        links::add_host_routes(&mut netlink, index, &record.addresses, mac, sources)
+        pod_links::add_host_routes(&mut netlink, index, &record.addresses, mac, sources)
             .map_err(|error| kernel(&error))?;
         record.is_ready = true;
         self.records.write(&record).map_err(|error| io(&error))?;
@@ -331,7 +332,7 @@ impl Inner {
         if !link.is_up {
             return differs(format!("the link {} is down", record.host_interface));
         }
-        let routes = links::pod_routes(&mut netlink).map_err(|error| failed(&error))?;
+        let routes = pod_links::pod_routes(&mut netlink).map_err(|error| failed(&error))?;
         for address in &record.addresses {
             if !routes.contains(&(*address, link.index)) {
                 return differs(format!("there is no route to {address} through {}", link.name));
@@ -350,7 +351,7 @@ impl Inner {
                 }
             })
             .map_err(|error| failed(&error))?
-            .map_err(|error: super::kernel::netlink::Error| failed(&error))?;
+            .map_err(|error: netlink::Error| failed(&error))?;
         let Some((index, addresses)) = inside else {
             return differs(format!("the pod has no interface {}", record.interface));
         };

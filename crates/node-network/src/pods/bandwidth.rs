@@ -1,9 +1,11 @@
 //! The bandwidth of a pod (the annotations `kubernetes.io/ingress-bandwidth` and `egress-bandwidth`).
 
-use super::kernel::links;
-use super::kernel::netlink::{Error, Netlink};
+use knarr_cni::kernel::links;
+use knarr_cni::kernel::netlink::{Error, Netlink};
+use knarr_cni::sandbox::{Bandwidth, SandboxId};
+
+use super::kernel::pod_links;
 use super::kernel::shaping::{Limit, limit_egress, redirect_ingress};
-use super::sandbox::{Bandwidth, SandboxId};
 
 /// Sets the limits on the host's side of the pod's link.
 pub fn apply(
@@ -19,7 +21,7 @@ pub fn apply(
     }
     if let Some(limit) = Limit::from_bits(bandwidth.egress_rate, bandwidth.egress_burst) {
         remove(netlink, sandbox, alias)?;
-        let ifb = links::create_ifb(netlink, &sandbox.ifb(), alias, mtu)?;
+        let ifb = pod_links::create_ifb(netlink, &sandbox.ifb(), alias, mtu)?;
         limit_egress(netlink, ifb.index, limit)?;
         redirect_ingress(netlink, host_index, ifb.index)?;
     }

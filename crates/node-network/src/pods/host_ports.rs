@@ -4,12 +4,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use knarr_cni::kernel::links;
+use knarr_cni::kernel::netlink::{self, Netlink};
+use knarr_cni::sandbox::{HostAddress, HostPort, Protocol, SandboxId};
 use knarr_nftables::{Batch, Conntrack, Data, Element, Family, Flow, Nftables, Set, script};
 
-use super::kernel::links;
-use super::kernel::netlink::{self, Netlink};
 use super::records::Record;
-use super::sandbox::{HostAddress, HostPort, Protocol, SandboxId};
 use super::table::{self, Settings};
 
 #[derive(Debug, thiserror::Error)]
@@ -220,7 +220,8 @@ fn local_addresses() -> Result<BTreeSet<IpAddr>, netlink::Error> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::sandbox::Bandwidth;
+    use knarr_cni::sandbox::Bandwidth;
+
     use super::*;
 
     fn record(id: &str, ports: &[(Protocol, Option<&str>, u16)]) -> Record {

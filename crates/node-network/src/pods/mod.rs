@@ -1,6 +1,6 @@
 //! The network of the pods of this node (SPEC N1, N8): knarr as its own CNI plugin.
 //!
-//! containerd runs the plugin ([`cni`]) for every sandbox; the plugin is a thin client of the node's agent ([`Server`]),
+//! containerd runs the plugin ([`knarr_cni`]) for every sandbox; the plugin is a thin client of the node's agent ([`Server`]),
 //! which does all of it: addresses, interfaces, routes, host ports, bandwidth.
 //!
 //! A pod has a point-to-point link to the node, not a bridge:
@@ -24,25 +24,23 @@
 mod addresses;
 mod attach;
 mod bandwidth;
-pub mod cni;
 mod host_ports;
 mod kernel;
 mod reconcile;
 mod records;
 mod registry;
 mod remove;
-mod sandbox;
 mod server;
 mod table;
 
 pub use addresses::{Addresses, Exhausted};
 pub use host_ports::Error as HostPortError;
-pub(crate) use kernel::links::GROUP;
-pub use kernel::netlink::Error as NetlinkError;
+pub(crate) use kernel::pod_links::GROUP;
 pub use kernel::sysctl::Error as SysctlError;
+pub use knarr_cni::kernel::netlink::Error as NetlinkError;
+pub use knarr_cni::sandbox::{HostPort, PodName, Protocol, SandboxId};
 pub use reconcile::Sandbox;
 pub use records::Error as RecordError;
 pub use registry::{Attachment, Pods};
 pub use remove::{RemoveError, remove_all};
-pub use sandbox::{HostPort, PodName, Protocol, SandboxId};
 pub use server::{BeforeUp, Config, EarlierNetwork, NoHook, NodeNetwork, Server, StartError};

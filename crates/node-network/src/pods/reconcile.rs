@@ -7,15 +7,16 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use knarr_cni::kernel::links::{self, Link};
+use knarr_cni::kernel::netlink::{self, Netlink};
+use knarr_cni::protocol::Failure;
+use knarr_cni::sandbox::{Bandwidth, PodName, SandboxId};
 use tokio::time::Instant;
 
-use super::cni::protocol::Failure;
-use super::kernel::links::{self, Link, pod_mac};
-use super::kernel::netlink::{self, Netlink};
+use super::kernel::pod_links::{self, pod_mac};
 use super::kernel::sysctl;
 use super::records::Record;
 use super::registry::Attachment;
-use super::sandbox::{Bandwidth, PodName, SandboxId};
 use super::server::{Inner, Server, StartError};
 
 /// A runtime lists a sandbox only when it is made whole: one that it does not list, and that is younger, may be under way.
@@ -73,7 +74,7 @@ impl Inner {
         let mut netlink = Netlink::open().map_err(StartError::Adopt)?;
         let records = self.records.load()?;
         let links = links::list(&mut netlink).map_err(StartError::Adopt)?;
-        let routes = links::pod_routes(&mut netlink).map_err(StartError::Adopt)?;
+        let routes = pod_links::pod_routes(&mut netlink).map_err(StartError::Adopt)?;
         for record in records {
             self.reserve(record);
         }
@@ -187,7 +188,7 @@ impl Inner {
             return Ok(());
         };
         let mac = pod_mac(&record.addresses);
-        links::add_host_routes(&mut netlink, link.index, &record.addresses, mac, sources)
+        pod_links::add_host_routes(&mut netlink, link.index, &record.addresses, mac, sources)
     }
 
     /// The pods of the sandboxes without one.

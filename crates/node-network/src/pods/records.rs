@@ -12,9 +12,8 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use ipnet::IpNet;
+use knarr_cni::sandbox::{Bandwidth, HostPort, PodName, SandboxId};
 use serde::{Deserialize, Serialize};
-
-use super::sandbox::{Bandwidth, HostPort, PodName, SandboxId};
 
 /// A record with the largest number of host ports that a pod can have is far below.
 const MAX_RECORD_BYTES: u64 = 1 << 20;

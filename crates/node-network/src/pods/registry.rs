@@ -4,11 +4,11 @@ use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use knarr_cni::sandbox::{PodName, SandboxId};
 use parking_lot::RwLock;
 use tokio::sync::watch;
 
 use super::records::Record;
-use super::sandbox::{PodName, SandboxId};
 
 /// A pod's attachment to the network.
 #[derive(Clone, Debug, PartialEq, Eq)]

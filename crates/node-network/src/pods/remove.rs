@@ -3,10 +3,10 @@
 use std::error::Error;
 use std::path::Path;
 
+use knarr_cni::kernel::links::{self, Link};
+use knarr_cni::kernel::netlink::{self, Netlink};
 use knarr_nftables::{Batch, Family, Nftables};
 
-use super::kernel::links::{self, Link};
-use super::kernel::netlink::{self, Netlink};
 use super::records::{self, Records};
 use super::table;
 

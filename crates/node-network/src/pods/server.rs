@@ -12,6 +12,9 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use ipnet::IpNet;
+use knarr_cni::kernel::netlink;
+use knarr_cni::protocol::{Code, Command, Failure, MAX_MESSAGE_BYTES, Reply, Request};
+use knarr_cni::sandbox::SandboxId;
 use parking_lot::Mutex;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{UnixListener, UnixStream};
@@ -21,12 +24,10 @@ use tokio::time::{Instant, MissedTickBehavior};
 use tracing::{Instrument, Span, debug_span};
 
 use super::addresses::Addresses;
-use super::cni::protocol::{Code, Command, Failure, MAX_MESSAGE_BYTES, Reply, Request};
 use super::host_ports;
 use super::kernel::sysctl;
 use super::records::{self, Record, Records};
 use super::registry::{Attachment, Pods};
-use super::sandbox::SandboxId;
 use super::table::{self, Settings};
 
 /// Plugins that are served at once; more wait in the socket's backlog.
@@ -103,7 +104,7 @@ pub enum StartError {
     #[error("cannot configure the kernel")]
     Sysctl(#[source] sysctl::Error),
     #[error("cannot read what the kernel has")]
-    Adopt(#[source] super::kernel::netlink::Error),
+    Adopt(#[source] netlink::Error),
     #[error("cannot make the table of pods")]
     Table(#[source] host_ports::Error),
     #[error("a thread of the network failed")]

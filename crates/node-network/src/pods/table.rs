@@ -13,7 +13,7 @@ use std::net::IpAddr;
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
-use super::kernel::links::GROUP;
+use super::kernel::pod_links::GROUP;
 
 /// Names of the sets that hold host ports, one for each family.
 pub const ANY: [&str; 2] = ["any4", "any6"];

@@ -22,7 +22,7 @@ use libtest_mimic::{Arguments, Trial};
 type Case = (&'static str, fn());
 
 fn main() -> ExitCode {
-    if let Some(code) = knarr_node_network::pods::cni::run_if_called() {
+    if let Some(code) = knarr_cni::run_if_called() {
         return code;
     }
     if let Some(code) = agent::run_if_called() {

@@ -3,6 +3,7 @@
 //! As the reference plugin `bandwidth` does it: what a pod receives leaves the host's side of its link through a token
 //! bucket; what it sends arrives at that side and is led to the egress of an `ifb` device of the pod's own.
 
+use knarr_cni::kernel::netlink::{Error, Netlink, Request};
 use netlink_packet_core::{DefaultNla, NLM_F_CREATE, NLM_F_EXCL, NLM_F_REPLACE};
 use netlink_packet_route::RouteNetlinkMessage;
 use netlink_packet_route::tc::{
@@ -10,8 +11,6 @@ use netlink_packet_route::tc::{
     TcActionType, TcAttribute, TcFilterU32, TcFilterU32Option, TcHandle, TcMessage, TcMirror,
     TcMirrorActionType, TcOption, TcU32Key, TcU32Selector, TcU32SelectorFlags,
 };
-
-use super::netlink::{Error, Netlink, Request};
 
 /// How long a packet may wait before it is dropped, as in the reference plugin.
 const LATENCY_MILLISECONDS: u64 = 25;

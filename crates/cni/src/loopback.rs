@@ -3,11 +3,11 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::Path;
 
-use super::protocol::{Code, Failure, version_of};
-use super::{COMMAND, Environment};
-use crate::pods::kernel::links;
-use crate::pods::kernel::namespace::Namespace;
-use crate::pods::kernel::netlink::Netlink;
+use crate::kernel::links::{self, Link};
+use crate::kernel::namespace::Namespace;
+use crate::kernel::netlink::Netlink;
+use crate::protocol::{Code, Failure, version_of};
+use crate::{COMMAND, Environment};
 
 /// containerd 1.6 runs it with 0.3.1.
 const VERSIONS: [&str; 5] = ["0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"];
@@ -67,7 +67,7 @@ fn failed(error: &dyn std::error::Error) -> Failure {
     Failure::new(Code::Kernel, "cannot set up lo").because(error)
 }
 
-fn find(netlink: &mut Netlink) -> Result<links::Link, Failure> {
+fn find(netlink: &mut Netlink) -> Result<Link, Failure> {
     let found = links::find(netlink, LO).map_err(|error| failed(&error))?;
     found.ok_or_else(|| Failure::new(Code::Kernel, "the network namespace has no lo"))
 }

@@ -3,6 +3,9 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::AsRawFd;
 
+use knarr_cni::kernel::links::{Link, find, up};
+use knarr_cni::kernel::namespace::Namespace;
+use knarr_cni::kernel::netlink::{Error, Netlink, Request};
 use netlink_packet_core::{NLM_F_CREATE, NLM_F_EXCL, NLM_F_REPLACE};
 use netlink_packet_route::address::{AddressAttribute, AddressFlags, AddressHeaderFlags, AddressMessage};
 use netlink_packet_route::link::{
@@ -15,9 +18,6 @@ use netlink_packet_route::route::{
     RouteAddress, RouteAttribute, RouteHeader, RouteMessage, RouteProtocol, RouteScope, RouteType,
 };
 use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
-
-use super::namespace::Namespace;
-use super::netlink::{Error, Netlink, Request};
 
 /// The interface group of the host's sides of all pods' links, by which rules know them.
 pub const GROUP: u32 = 0x6b6e;
@@ -50,35 +50,6 @@ pub fn mac_text(mac: &Mac) -> String {
     digits.join(":")
 }
 
-/// A link as the kernel has it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Link {
-    pub index: u32,
-    pub name: String,
-    /// Identifies its sandbox: [`Veth::alias`].
-    pub alias: String,
-    pub is_up: bool,
-}
-
-impl Link {
-    fn of(message: &LinkMessage) -> Self {
-        let mut link = Link {
-            index: message.header.index,
-            name: String::new(),
-            alias: String::new(),
-            is_up: message.header.flags.contains(LinkFlags::Up),
-        };
-        for attribute in &message.attributes {
-            match attribute {
-                LinkAttribute::IfName(name) => link.name.clone_from(name),
-                LinkAttribute::IfAlias(alias) => link.alias.clone_from(alias),
-                _ => (),
-            }
-        }
-        link
-    }
-}
-
 /// A pair to be made.
 #[derive(Debug)]
 pub struct Veth<'a> {
@@ -87,27 +58,6 @@ pub struct Veth<'a> {
     pub alias: String,
     pub mtu: u32,
     pub pod_mac: Mac,
-}
-
-/// All links of the namespace.
-pub fn list(netlink: &mut Netlink) -> Result<Vec<Link>, Error> {
-    let all = netlink.dump("list links", RouteNetlinkMessage::GetLink(LinkMessage::default()))?;
-    let links = all.iter().filter_map(|message| match message {
-        RouteNetlinkMessage::NewLink(link) => Some(Link::of(link)),
-        _ => None,
-    });
-    Ok(links.collect())
-}
-
-pub fn find(netlink: &mut Netlink, name: &str) -> Result<Option<Link>, Error> {
-    let mut message = LinkMessage::default();
-    message.attributes = vec![LinkAttribute::IfName(name.into())];
-    match netlink.get("find the link", RouteNetlinkMessage::GetLink(message)) {
-        Ok(Some(RouteNetlinkMessage::NewLink(link))) => Ok(Some(Link::of(&link))),
-        Ok(_) => Ok(None),
-        Err(error) if error.is_not_found() => Ok(None),
-        Err(error) => Err(error),
-    }
 }
 
 /// Makes the pair, its pod's side within the pod's namespace at once. Both sides are down.
@@ -178,32 +128,6 @@ fn not_found(operation: &'static str) -> Error {
         operation,
         source: std::io::Error::from_raw_os_error(libc::ENODEV),
     }
-}
-
-/// Removes a link and with it its peer and all routes through it. A link that does not exist is no error.
-pub fn delete(netlink: &mut Netlink, index: u32) -> Result<(), Error> {
-    let mut message = LinkMessage::default();
-    message.header.index = index;
-    match netlink.one("delete the link", RouteNetlinkMessage::DelLink(message), 0) {
-        Err(error) if error.is_not_found() => Ok(()),
-        result => result,
-    }
-}
-
-fn up(index: u32) -> Request {
-    let mut message = LinkMessage::default();
-    message.header.index = index;
-    message.header.flags = LinkFlags::Up;
-    message.header.change_mask = LinkFlags::Up;
-    Request {
-        operation: "set up the link",
-        message: RouteNetlinkMessage::SetLink(message),
-        flags: 0,
-    }
-}
-
-pub fn set_up(netlink: &mut Netlink, index: u32) -> Result<(), Error> {
-    netlink.execute(vec![up(index)])
 }
 
 fn family(address: IpAddr) -> (AddressFamily, u8) {
@@ -375,28 +299,4 @@ fn pod_route(route: &RouteMessage) -> Option<(IpAddr, u32)> {
     let (address, index) = (address?, index?);
     let is_whole = route.header.destination_prefix_length == family(address).1;
     (is_ours && is_whole).then_some((address, index))
-}
-
-/// All addresses of the namespace, each with its interface's index.
-pub fn addresses(netlink: &mut Netlink) -> Result<Vec<(u32, IpAddr)>, Error> {
-    let all = netlink.dump(
-        "list addresses",
-        RouteNetlinkMessage::GetAddress(AddressMessage::default()),
-    )?;
-    let addresses = all.iter().filter_map(|message| {
-        let RouteNetlinkMessage::NewAddress(message) = message else {
-            return None;
-        };
-        // Of a point-to-point address `Address` is the other side's.
-        let own = message.attributes.iter().find_map(|attribute| match attribute {
-            AddressAttribute::Local(address) => Some(*address),
-            _ => None,
-        });
-        let other = message.attributes.iter().find_map(|attribute| match attribute {
-            AddressAttribute::Address(address) => Some(*address),
-            _ => None,
-        });
-        Some((message.header.index, own.or(other)?))
-    });
-    Ok(addresses.collect())
 }

@@ -7,18 +7,18 @@ use std::path::{Path, PathBuf};
 
 use serde_json::json;
 
-use super::{LOOPBACK, PLUGIN};
+use crate::{LOOPBACK, PLUGIN};
 
 /// Where plugins and configuration go, and where the agent listens.
 #[derive(Clone, Debug)]
 pub struct Install {
-    /// The program whose `main` calls [`super::run_if_called`].
+    /// The program whose `main` calls [`crate::run_if_called`].
     pub program: PathBuf,
     /// containerd's `bin_dir`: gets a symbolic link for each plugin.
     pub bin_dir: PathBuf,
     /// containerd's `conf_dir`.
     pub conf_dir: PathBuf,
-    /// [`crate::pods::Config::socket`].
+    /// Where the agent listens.
     pub socket: PathBuf,
 }
 

@@ -10,8 +10,8 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use super::Environment;
-use crate::pods::sandbox::{Bandwidth, HostPort, PodName, Protocol, SandboxId};
+use crate::Environment;
+use crate::sandbox::{Bandwidth, HostPort, PodName, Protocol, SandboxId};
 
 /// Versions whose results are those of 1.0.0.
 pub const VERSIONS: [&str; 2] = ["1.0.0", "1.1.0"];

@@ -6,11 +6,11 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
-use super::protocol::{
+use crate::protocol::{
     Code, Command, Failure, MAX_MESSAGE_BYTES, NetworkConfig, Reply, Request, VERSIONS, attachment,
     host_ports, version_of,
 };
-use super::{COMMAND, Environment};
+use crate::{COMMAND, Environment};
 
 /// How long the plugin waits for the agent; above what the agent takes at most for one command.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);

@@ -2,15 +2,22 @@
 //! [`run_if_called`] first.
 //!
 //! `knarr-cni` does nothing itself: it reads its configuration, sends a request to the node's agent over the UNIX
-//! socket that the configuration names, and prints the answer. It runs for every pod, so it starts nothing (no runtime,
-//! no logging). containerd 1.6 also runs `loopback` for every sandbox; it sets `lo` up and needs no agent.
+//! socket that the configuration names, and prints the answer. containerd also runs `loopback` for every sandbox; it sets `lo`
+//! up and needs no agent.
 //!
-//! [`install`] makes the directory of plugins and the configuration list.
+//! Both run several times for every pod, and most of the time of a short process is its start and exit. They therefore start
+//! nothing (no runtime, no logging), and the crate has few dependencies.
+//!
+//! Modules: [`client`] and [`loopback`] are the plugins; [`protocol`] and [`sandbox`] are what plugin and agent say to each
+//! other; [`kernel`] is what `loopback` and the agent share; [`install`] makes the directory of plugins and the configuration
+//! list.
 
 mod client;
 mod install;
+pub mod kernel;
 mod loopback;
-pub(super) mod protocol;
+pub mod protocol;
+pub mod sandbox;
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -23,7 +30,7 @@ use protocol::{Code, Failure};
 
 /// The type of the plugin, and the name of its program.
 pub const PLUGIN: &str = "knarr-cni";
-/// The program that containerd 1.6 runs for `lo`.
+/// The program that containerd runs for `lo`.
 pub const LOOPBACK: &str = "loopback";
 
 /// A configuration is a few hundred bytes; one of `GC` has an id for each sandbox.
@@ -47,7 +54,7 @@ pub struct Outcome {
 /// ```no_run
 /// # use std::process::ExitCode;
 /// fn main() -> ExitCode {
-///     if let Some(code) = knarr_node_network::pods::cni::run_if_called() {
+///     if let Some(code) = knarr_cni::run_if_called() {
 ///         return code;
 ///     }
 ///     // …
@@ -66,7 +73,7 @@ pub fn run_if_called() -> Option<ExitCode> {
         .filter(|(key, _)| key.to_str().is_some_and(|key| key.starts_with("CNI_")))
         .filter_map(|(key, value)| Some((text(key)?, text(value)?)))
         .collect();
-    let outcome = main(&name, &environment, std::io::stdin().lock());
+    let outcome = run(&name, &environment, std::io::stdin().lock());
     let mut stdout = std::io::stdout().lock();
     let printed = stdout
         .write_all(outcome.output.as_bytes())
@@ -78,7 +85,7 @@ pub fn run_if_called() -> Option<ExitCode> {
 }
 
 /// Runs the plugin of this name.
-pub fn main(plugin: &str, environment: &Environment, stdin: impl Read) -> Outcome {
+pub fn run(plugin: &str, environment: &Environment, stdin: impl Read) -> Outcome {
     let mut config = Vec::new();
     let read = stdin.take(MAX_CONFIG_BYTES + 1).read_to_end(&mut config);
     let version = protocol::version_of(&config);

@@ -1,0 +1,8 @@
+//! Requests to the kernel over rtnetlink, and work in the network namespace of a pod: what the plugin `loopback` and the agent
+//! share.
+//!
+//! All of it blocks for as long as the kernel works, and all of it acts in the network namespace of the calling thread.
+
+pub mod links;
+pub mod namespace;
+pub mod netlink;
