@@ -51,7 +51,7 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("knarr-network", &["knarr-apimachinery", "knarr-api"]),
     ("knarr-nftables", &[]),
     ("knarr-cni", &[]),
-    ("knarr-shim", &[]),
+    ("knarr-shim", &["knarr-cni"]),
     (
         "knarr-node-network",
         &[
@@ -102,7 +102,13 @@ const LAYERS: &[(&str, &[&str])] = &[
     ),
     (
         "knarr-node",
-        &["knarr-apimachinery", "knarr-api", "knarr-client", "knarr-kubelet"],
+        &[
+            "knarr-apimachinery",
+            "knarr-api",
+            "knarr-client",
+            "knarr-kubelet",
+            "knarr-cni",
+        ],
     ),
     (
         "knarr",

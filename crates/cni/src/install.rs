@@ -2,11 +2,12 @@
 
 use std::fs::{self, DirBuilder};
 use std::io::{self, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, symlink};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use serde_json::json;
 
+use crate::program_link::{self, remove};
 use crate::{LOOPBACK, PLUGIN};
 
 /// Where plugins and configuration go, and where the agent listens.
@@ -14,7 +15,7 @@ use crate::{LOOPBACK, PLUGIN};
 pub struct Install {
     /// The program whose `main` calls [`crate::run_if_called`].
     pub program: PathBuf,
-    /// containerd's `bin_dir`: gets a symbolic link for each plugin.
+    /// containerd's `bin_dir`: gets a link to the program for each plugin.
     pub bin_dir: PathBuf,
     /// containerd's `conf_dir`.
     pub conf_dir: PathBuf,
@@ -36,30 +37,27 @@ impl Install {
     /// The same file as that of the earlier bridge network, which it replaces.
     pub const FILE: &str = "10-knarr.conflist";
 
-    /// Writes what is not there as it should be; containerd picks up a changed configuration by itself. The plugins come
-    /// first: a configuration names what exists.
-    pub fn write(&self) -> Result<(), InstallError> {
+    /// Makes the links of the plugins, or replaces those of an earlier run, with which its sandboxes are to be deleted: plugin and
+    /// agent have the same version. Once, when the agent starts: the program may be replaced or removed while it runs.
+    pub fn link_plugins(&self) -> Result<(), InstallError> {
+        let failed = |path: &Path| {
+            let path = path.to_path_buf();
+            move |source| InstallError { path, source }
+        };
+        make_directory(&self.bin_dir).map_err(failed(&self.bin_dir))?;
         for plugin in [PLUGIN, LOOPBACK] {
             let link = self.bin_dir.join(plugin);
-            self.link(&link).map_err(|source| InstallError {
-                path: link.clone(),
-                source,
-            })?;
+            program_link::make(&link, &self.program).map_err(failed(&link))?;
         }
+        Ok(())
+    }
+
+    /// Writes the configuration, if it is not there as it should be; containerd picks up a changed one by itself. The plugins
+    /// that it names are linked before.
+    pub fn write_configuration(&self) -> Result<(), InstallError> {
         let path = self.conf_dir.join(Self::FILE);
         self.configure(&path)
             .map_err(|source| InstallError { path, source })
-    }
-
-    fn link(&self, link: &Path) -> io::Result<()> {
-        if fs::read_link(link).is_ok_and(|program| program == self.program) {
-            return Ok(());
-        }
-        make_directory(&self.bin_dir)?;
-        let part = link.with_extension("part");
-        remove(&part)?;
-        symlink(&self.program, &part)?;
-        fs::rename(part, link)
     }
 
     fn configure(&self, path: &Path) -> io::Result<()> {
@@ -96,13 +94,6 @@ fn make_directory(path: &Path) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(0o755).create(path)
 }
 
-fn remove(path: &Path) -> io::Result<()> {
-    match fs::remove_file(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-        _ => Ok(()),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -116,14 +107,18 @@ mod tests {
             conf_dir: directory.path().join("net.d"),
             socket: "/run/knarr/cni.sock".into(),
         };
-        install.write().unwrap();
+        let write = |install: &Install| {
+            install.link_plugins().unwrap();
+            install.write_configuration().unwrap();
+        };
+        write(&install);
         let conflist = install.conf_dir.join(Install::FILE);
         let written = fs::metadata(&conflist).unwrap().modified().unwrap();
-        install.write().unwrap();
+        write(&install);
         assert_eq!(fs::metadata(&conflist).unwrap().modified().unwrap(), written);
         install.program = "/opt/knarr".into();
         install.socket = "/run/other.sock".into();
-        install.write().unwrap();
+        write(&install);
         for plugin in ["knarr-cni", "loopback"] {
             assert_eq!(
                 fs::read_link(install.bin_dir.join(plugin)).unwrap(),

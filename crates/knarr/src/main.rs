@@ -90,7 +90,7 @@ fn command_line(args: impl IntoIterator<Item = OsString>) -> Result<Cli, clap::E
 }
 
 fn main() -> ExitCode {
-    // containerd runs this program for every pod, as the shim (which forks) and as the CNI plugin.
+    // containerd runs this program for every pod, as the shim (which forks) and as the CNI plugins, if the small one is missing.
     if let Some(code) = knarr_shim::run_if_called() {
         return code;
     }

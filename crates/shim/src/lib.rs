@@ -64,9 +64,14 @@ pub use host::{HostError, check_host};
 /// The file name under which the program is this shim.
 pub const NAME: &str = "containerd-shim-knarr-v2";
 
-/// What `-v` prints: the name and the version.
+/// What `-v` prints: the name, the version, and the CNI plugins that the program is, too.
 pub fn version() -> String {
-    format!("{NAME} {}", env!("CARGO_PKG_VERSION"))
+    format!(
+        "{NAME} {} with {} and {}",
+        env!("CARGO_PKG_VERSION"),
+        knarr_cni::PLUGIN,
+        knarr_cni::LOOPBACK
+    )
 }
 
 /// Runs as the shim if this process was started under its [`NAME`].

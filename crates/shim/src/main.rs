@@ -1,5 +1,7 @@
-//! The shim as a program of its own. See the library.
+//! The small program that containerd runs for each pod: a CNI plugin, if it was started as one, else the shim. See the libraries.
 
-fn main() -> std::process::ExitCode {
-    knarr_shim::run()
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    knarr_cni::run_if_called().unwrap_or_else(knarr_shim::run)
 }

@@ -38,7 +38,7 @@ pub async fn run(config: Config, args: DownArgs) -> Result<(), Failure> {
     stop_process(&config).await?;
     let _held = DataDir::lock(&config.data_dir)?;
     let mut faults = Vec::new();
-    let program = node_config::shim_program().await;
+    let program = node_config::pod_program().await;
     let containerd = node_config::containerd_config(&config, &program);
     if containerd.file().exists() {
         let cancel = CancellationToken::new();
@@ -51,7 +51,7 @@ pub async fn run(config: Config, args: DownArgs) -> Result<(), Failure> {
             .map_err(failed)?;
         let runtime = Cri::new(&format!("unix://{}", running.socket().display()));
         running.serves(&runtime).await.map_err(failed)?;
-        let _agent = network::serve_teardown(&config).await?;
+        let _agent = network::serve_teardown(&config, program).await?;
         println!("terminating the pods …");
         let torn = teardown::stop_pods(&runtime).await;
         println!("{} pods terminated", torn.pods);

@@ -12,7 +12,7 @@ use k8s_openapi::api::core::v1::Pod;
 use knarr_api::{Object, k8s_openapi};
 use knarr_client::events::EventRecorder;
 use knarr_client::{Api, Clock, Store};
-use knarr_cni::Install;
+use knarr_cni::{Install, InstallError};
 use knarr_network::proxy;
 use knarr_network::routes::{Node, encryption};
 use knarr_node::kubelet::{Availability, NodeNetwork};
@@ -108,6 +108,16 @@ impl Names {
     fn socket(&self) -> PathBuf {
         self.directory.join("agent/cni.sock")
     }
+
+    /// What containerd runs as the CNI plugins (`program`), and how they find the agent.
+    fn install(&self, config: &Config, program: PathBuf) -> Install {
+        Install {
+            program,
+            bin_dir: cni_bin(config),
+            conf_dir: cni_conf(config),
+            socket: self.socket(),
+        }
+    }
 }
 
 /// The running network components; they stop when this is dropped, and the kernel keeps its tables and routes.
@@ -133,11 +143,13 @@ impl std::fmt::Debug for RunningNetwork {
     }
 }
 
-/// Starts the components that are not disabled. `api` is authenticated as the network agent of this node.
+/// Starts the components that are not disabled. `api` is authenticated as the network agent of this node; `program` is what containerd
+/// runs as the CNI plugins.
 pub async fn start(
     config: &Config,
     api: Arc<dyn Api>,
     runtime: Arc<dyn Runtime>,
+    program: PathBuf,
     node_ips: &[IpAddr],
     clock: Arc<dyn Clock>,
 ) -> Result<Arc<RunningNetwork>, Failure> {
@@ -161,6 +173,7 @@ pub async fn start(
             start_pods(
                 config,
                 &names,
+                names.install(config, program),
                 &pods,
                 (&own, &routes),
                 (runtime, node_ips, before_up),
@@ -241,6 +254,7 @@ pub async fn start(
 async fn start_pods(
     config: &Config,
     names: &Names,
+    install: Install,
     pods: &Pods,
     (own, router): (&own_node::OwnNodeWatch, &Router),
     (runtime, node_ips, before_up): (Arc<dyn Runtime>, &[IpAddr], Arc<dyn pods::BeforeUp>),
@@ -261,13 +275,7 @@ async fn start_pods(
     })
     .await
     .map_err(|e| Failure::new("cannot start the pod network").because(e))?;
-    let install = Install {
-        program: std::env::current_exe()
-            .map_err(|e| Failure::new("cannot find the path of the knarr program").because(e))?,
-        bin_dir: cni_bin(config),
-        conf_dir: cni_conf(config),
-        socket: names.socket(),
-    };
+    install.link_plugins().map_err(cannot_link)?;
     let availability = Arc::new(Signal::new(Availability {
         is_available: false,
         reason: "NoPodCIDR",
@@ -310,7 +318,7 @@ async fn start_pods(
                 mtu: routes.mtu,
             }));
             // With the CNI configuration the runtime's network is ready.
-            match install.write() {
+            match install.write_configuration() {
                 Ok(()) => reported.set(Availability {
                     is_available: true,
                     reason: "KnarrIsUp",
@@ -318,7 +326,7 @@ async fn start_pods(
                 }),
                 Err(error) => tracing::error!(
                     error = &error as &dyn std::error::Error,
-                    "cannot install the CNI plugin"
+                    "cannot write the CNI configuration"
                 ),
             }
         }
@@ -349,6 +357,10 @@ async fn start_pods(
         }
     });
     Ok(availability)
+}
+
+fn cannot_link(error: InstallError) -> Failure {
+    Failure::new("cannot link the CNI plugins").because(error)
 }
 
 /// The bridge network of earlier versions, while it has leases.
@@ -442,12 +454,16 @@ impl pods::BeforeUp for Isolation {
     }
 }
 
-/// Serves the CNI plugin while `knarr down` removes the last sandboxes, when no node runs. Stops when it is dropped.
-pub async fn serve_teardown(config: &Config) -> Result<Option<pods::Server>, Failure> {
+/// Serves the CNI plugin (`program`) while `knarr down` removes the last sandboxes, when no node runs. Stops when it is dropped.
+pub async fn serve_teardown(config: &Config, program: PathBuf) -> Result<Option<pods::Server>, Failure> {
     if !config.network.has(Part::Network) {
         return Ok(None);
     }
     let names = Names::of(config);
+    names
+        .install(config, program)
+        .link_plugins()
+        .map_err(cannot_link)?;
     // Without a pod CIDR no pod is added.
     let (_, network) = watch::channel(None);
     let server = pods::Server::start(pods::Config {

@@ -14,10 +14,10 @@ use tokio::time::timeout;
 
 use crate::config::{Config, Part, ShimChoice};
 
-/// How long the small program of the shim may take to print its version.
+/// How long the small program may take to print its version.
 const VERSION_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The configuration of the containerd of this data directory. `shim` is the [program](shim_program) of knarr's shim.
+/// The configuration of the containerd of this data directory. `shim` is the [program](pod_program) of knarr's shim.
 pub fn containerd_config(config: &Config, shim: &Path) -> ContainerdConfig {
     ContainerdConfig {
         program: config.containerd.clone(),
@@ -60,35 +60,42 @@ pub fn sandbox_image(config: &Config) -> &str {
     config.sandbox_image.as_deref().unwrap_or(images::PAUSE)
 }
 
-/// The program of knarr's shim: the small one of its own next to this program, which each pod has in memory once, if it has this
-/// program's version, else this program. The path of this program is known wherever /proc is mounted, without which no node runs.
-pub async fn shim_program() -> PathBuf {
+/// The program that containerd runs for each pod, as knarr's shim and as the CNI plugins: the [small](small_program) one next to this
+/// program, if it can be used, else this program. The path of this program is known wherever /proc is mounted, without which no node
+/// runs.
+pub async fn pod_program() -> PathBuf {
     let own = std::env::current_exe().unwrap_or_else(|_| "/proc/self/exe".into());
+    small_program(&own).await.unwrap_or(own)
+}
+
+/// The small program next to this one, if it has this one's version: each pod has it in memory once, as the shim, and as a plugin it
+/// starts and exits faster.
+async fn small_program(own: &Path) -> Option<PathBuf> {
     let small = own.with_file_name(knarr_shim::NAME);
-    if !is_executable(&small) || !is_trusted(&small, &own) {
-        return own;
+    if !is_executable(&small) || !is_trusted(&small, own) {
+        return None;
     }
     let expected = knarr_shim::version();
     match version(&small).await {
-        Ok(found) if found == expected => small,
+        Ok(found) if found == expected => Some(small),
         Ok(found) => {
             tracing::warn!(
                 program = %small.display(), %found, %expected,
-                "knarr's shim is this program, because the one next to it has another version"
+                "knarr's shim and CNI plugins are this program, because the small one next to it has another version"
             );
-            own
+            None
         }
         Err(error) => {
             tracing::warn!(
                 program = %small.display(), %error,
-                "knarr's shim is this program, because the one next to it does not print its version"
+                "knarr's shim and CNI plugins are this program, because the small one next to it does not print its version"
             );
-            own
+            None
         }
     }
 }
 
-/// What a shim's program prints as its version.
+/// What a small program prints as its version.
 async fn version(program: &Path) -> io::Result<String> {
     let mut command = Command::new(program);
     let output = command.arg("-v").stdin(Stdio::null()).kill_on_drop(true).output();
@@ -143,6 +150,8 @@ pub fn resolv_conf(config: &Config) -> PathBuf {
 
 #[cfg(test)]
 mod tests {
+    use knarr_cni::{Install, LOOPBACK, PLUGIN};
+
     use super::*;
 
     #[test]
@@ -167,9 +176,59 @@ mod tests {
         assert!(version(Path::new("/nothing/here")).await.is_err());
     }
 
+    /// Writes a program that prints this version. Another process writes it: no child of a concurrent test has it open for writing.
+    fn program(path: &Path, version: &str) {
+        let script = r#"printf '#!/bin/sh\necho "%s"\n' "$2" >"$1" && chmod 755 "$1""#;
+        let status = std::process::Command::new("sh")
+            .args(["-c", script, "sh"])
+            .arg(path)
+            .arg(version)
+            .status()
+            .unwrap();
+        assert!(status.success());
+    }
+
+    #[tokio::test]
+    async fn n1_the_cni_plugins_are_the_small_program_if_it_has_the_version_else_this_one() {
+        let directory = tempfile::tempdir().unwrap();
+        let (own, small) = (
+            directory.path().join("knarr"),
+            directory.path().join(knarr_shim::NAME),
+        );
+        std::fs::write(&own, "").unwrap();
+        let inode = |path: &Path| std::fs::metadata(path).unwrap().ino();
+        let install = async || {
+            let install = Install {
+                program: small_program(&own).await.unwrap_or(own.clone()),
+                bin_dir: directory.path().join("bin"),
+                conf_dir: directory.path().join("net.d"),
+                socket: directory.path().join("cni.sock"),
+            };
+            install.link_plugins().unwrap();
+            let links = [PLUGIN, LOOPBACK].map(|plugin| inode(&install.bin_dir.join(plugin)));
+            assert_eq!(links[0], links[1]);
+            links[0]
+        };
+        assert_eq!(install().await, inode(&own), "there is no small program");
+        program(&small, &knarr_shim::version());
+        assert_eq!(install().await, inode(&small));
+        std::fs::set_permissions(&small, std::fs::Permissions::from_mode(0o777)).unwrap();
+        assert_eq!(
+            install().await,
+            inode(&own),
+            "anyone can have written the small program"
+        );
+        program(&small, "containerd-shim-knarr-v2 0.0.1");
+        assert_eq!(
+            install().await,
+            inode(&own),
+            "the small program has another version"
+        );
+    }
+
     #[tokio::test]
     async fn a_host_that_runs_these_tests_gets_knarrs_shim() {
-        let Shim::Knarr { program } = own_shim(&shim_program().await).unwrap() else {
+        let Shim::Knarr { program } = own_shim(&pod_program().await).unwrap() else {
             panic!("containerd's shim")
         };
         assert!(program.is_absolute(), "{program:?}");

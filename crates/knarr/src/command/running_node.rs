@@ -1,7 +1,7 @@
 //! The node: containerd, the kubelet and its port, as `up` and `agent` start them.
 
 use std::net::{Ipv4Addr, SocketAddr};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use knarr_api::k8s_openapi::jiff::Timestamp;
@@ -24,7 +24,7 @@ use tokio_util::sync::CancellationToken;
 use super::cluster::cluster_domain;
 use super::kubelet_port::KubeletPort;
 use super::node_config::{
-    containerd_config, own_shim, refresh_shim, resolv_conf, sandbox_image, shim_program,
+    containerd_config, own_shim, pod_program, refresh_shim, resolv_conf, sandbox_image,
 };
 use super::{Failure, git_version};
 use super::{client_ca, descriptors, join, network, node_address};
@@ -66,6 +66,8 @@ pub struct NodeApis {
 pub struct PreparedNode {
     containerd: Containerd,
     runtime: Arc<dyn Runtime>,
+    /// What containerd runs for each pod: [`pod_program`].
+    program: PathBuf,
 }
 
 impl PreparedNode {
@@ -80,15 +82,15 @@ impl PreparedNode {
             &config.data_dir,
             &["cni", "containerd", "containers", "kubelet", "logs", "pki", "run"],
         )?;
-        let shim = shim_program().await;
+        let program = pod_program().await;
         if config.shim == ShimChoice::Auto
-            && let Err(error) = own_shim(&shim)
+            && let Err(error) = own_shim(&program)
         {
             tracing::warn!(%error, "new pods get containerd's shim, because this host cannot run knarr's");
         }
-        let containerd = containerd_config(config, &shim);
+        let containerd = containerd_config(config, &program);
         let failed = |e| Failure::new("cannot start containerd").because(e);
-        refresh_shim(&containerd, &shim).map_err(failed)?;
+        refresh_shim(&containerd, &program).map_err(failed)?;
         let running = Containerd::start(containerd, cancel.clone())
             .await
             .map_err(failed)?;
@@ -98,6 +100,7 @@ impl PreparedNode {
         Ok(PreparedNode {
             containerd: running,
             runtime: Arc::new(runtime),
+            program,
         })
     }
 
@@ -124,6 +127,7 @@ impl PreparedNode {
             config,
             apis.network_agent,
             self.runtime.clone(),
+            self.program,
             &node_ips,
             clock.clone(),
         )

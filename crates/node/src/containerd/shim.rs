@@ -5,8 +5,9 @@
 //! as the path of a file.
 
 use std::io;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+
+use knarr_cni::program_link;
 
 /// The name under which knarr's program is the shim (`knarr_shim::NAME`).
 const NAME: &str = "containerd-shim-knarr-v2";
@@ -93,32 +94,11 @@ pub(super) fn refresh_link(root: &Path, program: &Path) -> Result<(), (PathBuf, 
     }
 }
 
-/// Makes the link, or replaces it at once. A hard link, where it can be one, outlives the program's own name: a containerd that
-/// does not find a pod's shim when it starts forgets the pod.
+/// Makes the link, or replaces it at once. It is to outlive the program's own name: a containerd that does not find a pod's shim
+/// when it starts forgets the pod.
 fn set_link(root: &Path, program: &Path) -> Result<(), (PathBuf, io::Error)> {
     let link = link(root);
-    let inode = |path: &Path| {
-        crate::host_fs::metadata(path)
-            .map(|file| (file.dev(), file.ino()))
-            .ok()
-    };
-    let leads_there = match inode(program) {
-        Some(of_program) => inode(&link) == Some(of_program),
-        None => crate::host_fs::read_link(&link).is_ok_and(|target| target == program),
-    };
-    if leads_there {
-        return Ok(());
-    }
-    let part = directory(root).join("part");
-    match crate::host_fs::remove_file(&part) {
-        Err(e) if e.kind() != io::ErrorKind::NotFound => return Err((part, e)),
-        _ => {}
-    }
-    let made = crate::host_fs::hard_link(program, &part).or_else(|_| crate::host_fs::symlink(program, &part));
-    if let Err(e) = made {
-        return Err((part, e));
-    }
-    crate::host_fs::rename(&part, &link).map_err(|e| (link, e))
+    program_link::make(&link, program).map_err(|e| (link, e))
 }
 
 /// The link, if it leads to no file.
