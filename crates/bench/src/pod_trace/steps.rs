@@ -218,16 +218,18 @@ impl<'a> Of<'a> {
         if let Some(call) = self.call(start, "StartContainer") {
             self.processes(&mut steps, call, call.begin, "runtime create");
         }
-        let is_status = |s: &Span| {
-            s.is_of_node()
-                && s.is("subresource", "status")
-                && self.is_named(s)
-                && s.begin <= self.marks.running
-        };
+        // containerd's event of the start may be reported before the call has answered.
         let write = self
-            .request("update", start.end, is_status)
+            .spans
+            .iter()
+            .filter(|s| s.is("verb", "update") && s.is("resource", "pods") && s.is("subresource", "status"))
+            .filter(|s| s.is_of_node() && self.is_named(s))
+            .filter(|s| s.begin >= start.begin && s.begin <= self.marks.running)
+            .max_by_key(|s| s.begin)
             .ok_or(MissingSpan("status write"))?;
-        steps.push(step("kubelet decides", start.end, write.begin));
+        if write.begin > start.end {
+            steps.push(step("kubelet decides", start.end, write.begin));
+        }
         steps.push(step("status write", write.begin, write.end));
         steps.push(step("watcher sees Running", write.end, self.marks.running));
         Ok(steps)
