@@ -145,11 +145,14 @@ impl Inner {
         network: &NodeNetwork,
     ) -> Result<(), Failure> {
         let (link, path, mtu) = (record.clone(), netns.to_path_buf(), network.mtu);
-        let index = self
-            .blocking(move |inner| inner.create_link(&link, &path, mtu))
-            .await?;
         let attachment = self.pods.insert(Attachment::from(record));
-        match tokio::time::timeout(HOOK_TIMEOUT, self.before_up.before_up(&attachment)).await {
+        // The hook waits for the kernel, too, and needs no link.
+        let (index, hook) = tokio::join!(
+            self.blocking(move |inner| inner.create_link(&link, &path, mtu)),
+            tokio::time::timeout(HOOK_TIMEOUT, self.before_up.before_up(&attachment)),
+        );
+        let index = index?;
+        match hook {
             Ok(Ok(())) => (),
             Ok(Err(error)) => {
                 let message = "the pod's network policies cannot be put in place";
