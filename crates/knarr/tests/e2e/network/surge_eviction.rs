@@ -26,7 +26,7 @@ spec:
       containers:
         - name: web
           image: localhost/knarr/busybox:1
-          command: ["sh", "-c", "mkdir -p /tmp/www; hostname > /tmp/www/index.html; trap 'exit 0' TERM; httpd -f -p 8080 -h /tmp/www & wait"]
+          command: ["sh", "-c", "mkdir -p /tmp/www; hostname > /tmp/www/index.html; trap 'kill $!; wait $!; while pidof httpd >/dev/null; do sleep 0.05; done; exit 0' TERM; httpd -f -p 8080 -h /tmp/www & wait"]
           readinessProbe: { httpGet: { path: /, port: 8080 }, periodSeconds: 1 }
 ---
 apiVersion: policy/v1

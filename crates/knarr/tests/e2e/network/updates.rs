@@ -13,6 +13,7 @@ use super::{NODE_PORT, get, start};
 use crate::Outcome;
 use crate::cluster::has;
 
+/// A server that closes its socket at SIGTERM, and exits when the requests that it had accepted are answered.
 const WEB: &str = r#"
 apiVersion: apps/v1
 kind: Deployment
@@ -28,7 +29,7 @@ spec:
       containers:
         - name: web
           image: localhost/knarr/busybox:1
-          command: ["sh", "-c", "mkdir -p /tmp/www; hostname > /tmp/www/index.html; trap 'exit 0' TERM; httpd -f -p 8080 -h /tmp/www & wait"]
+          command: ["sh", "-c", "mkdir -p /tmp/www; hostname > /tmp/www/index.html; trap 'kill $!; wait $!; while pidof httpd >/dev/null; do sleep 0.05; done; exit 0' TERM; httpd -f -p 8080 -h /tmp/www & wait"]
           readinessProbe: { httpGet: { path: /, port: 8080 }, periodSeconds: 1 }
 ---
 apiVersion: v1
