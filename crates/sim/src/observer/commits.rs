@@ -7,7 +7,6 @@ use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use knarr_api::k8s_openapi;
-use knarr_api::k8s_openapi::jiff::{SignedDuration, Timestamp};
 use knarr_api::kinds::pod::condition;
 use knarr_client::{Object, Term};
 use knarr_control::fencing_kinds::{NodeFencing, Phase};
@@ -16,33 +15,15 @@ use super::{Inner, Observer};
 use crate::rules::{n1_addresses, n6_policy, s9_watches};
 use crate::stored;
 use crate::upgrade::started_by;
-use crate::world::{
-    Absence, Life, Observation, WITHOUT_LEASE, World, is_fenced, is_out_of_service, node_of, phase_of,
-};
+use crate::world::{Absence, Life, Observation, is_fenced, is_out_of_service, node_of, phase_of};
 
 /// The summary of the network agents' reports (SPEC B7).
 const PROPAGATION: &str = "core/configmaps/knarr-network/endpoint-propagation";
 
 /// More writes of pods than any cluster here needs, even when all its components start, and so many seconds. Other kinds do not count: two
-/// controller managers overwrite each other's statuses, see [`managers_may_disagree`].
+/// controller managers overwrite each other's statuses, see [`World::managers_may_disagree`].
 const POD_WRITES: u32 = 5_000;
 pub(super) const POD_WRITES_WITHIN_SECONDS: i64 = 10;
-/// A watch that failed during a fault is opened again at the latest this long after it: client-go's reflector waits up to 30 s, half as much
-/// again by its jitter.
-const WATCHES_AGAIN_WITHIN: SignedDuration = SignedDuration::from_secs(60);
-/// More pods at once than users want here: what one manager creates, the other does not delete.
-const POD_COUNT: usize = 500;
-
-/// Whether a controller manager that ignores the lease may have an old view: it creates pods on nodes from which the leader evicts them, as
-/// often as requests take. In Kubernetes only the client's rate limit (20 a second for each controller) bounds that. Pods do not become more.
-fn managers_may_disagree(world: &World) -> bool {
-    let existing = world.pods.values().filter(|life| !life.removed()).count();
-    let watches = |since: Timestamp| world.now.duration_since(since) >= WATCHES_AGAIN_WITHIN;
-    existing < POD_COUNT
-        && world.well_since.contains_key(WITHOUT_LEASE)
-        && !world.all_well_since(|_| true).is_some_and(watches)
-}
-
 impl Inner {
     fn count_pod_write(&mut self) {
         let period = self.world.now.as_second() / POD_WRITES_WITHIN_SECONDS;
@@ -50,7 +31,7 @@ impl Inner {
             (last, writes) if last == period => (last, writes + 1),
             _ => (period, 1),
         };
-        if self.pod_writes.1 == POD_WRITES && !managers_may_disagree(&self.world) {
+        if self.pod_writes.1 == POD_WRITES && !self.world.managers_may_disagree() {
             let what = format!(
                 "{POD_WRITES} writes of pods within {POD_WRITES_WITHIN_SECONDS} s: components undo each other's work"
             );
@@ -402,34 +383,4 @@ fn pod_removed(inner: &mut Inner, name: &str) {
         uid: &uid,
         last: &last,
     });
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn s9_only_a_manager_without_the_lease_whose_watches_may_be_down_may_undo_the_leaders_work() {
-        let at = |second: i64| Timestamp::from_second(second).unwrap();
-        let both = || vec!["control-a", WITHOUT_LEASE];
-        for (managers, well_since, existing, expect) in [
-            (vec!["control-a"], Some(95), 1, false),
-            (vec!["control-a"], None, 1, false),
-            (both(), None, 1, true),
-            (both(), Some(41), 1, true),
-            (both(), Some(40), 1, false),
-            (both(), None, POD_COUNT, false),
-        ] {
-            let well = managers.iter().map(|name| (name.to_string(), well_since.map(at)));
-            let mut world = World {
-                now: at(100),
-                well_since: well.collect(),
-                ..World::default()
-            };
-            let pods = (0..existing).map(|pod| (format!("u{pod}"), Life::new(Arc::default(), at(0))));
-            world.pods.extend(pods);
-            let what = format!("{managers:?}, well since {well_since:?}, {existing} pods");
-            assert_eq!(managers_may_disagree(&world), expect, "{what}");
-        }
-    }
 }

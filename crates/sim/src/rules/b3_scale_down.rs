@@ -23,7 +23,9 @@ pub(crate) fn check(seen: &Observation<'_>, world: &World) -> Result<(), Finding
     };
     let uid = options.preconditions.uid.as_deref().unwrap_or_default();
     let placement = &world.placement;
-    let Some(life) = world.pods.get(uid).filter(|life| is_of(&life.pod, SPREAD)) else {
+    // One that is being deleted is not removed by scaling down, but with its lost node.
+    let is_scaled = |life: &&Life| is_of(&life.pod, SPREAD) && life.deleted_at.is_none();
+    let Some(life) = world.pods.get(uid).filter(is_scaled) else {
         return Ok(());
     };
     let mut siblings = world

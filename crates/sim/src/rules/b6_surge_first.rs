@@ -4,8 +4,8 @@
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::jiff::SignedDuration;
 use knarr_api::k8s_openapi;
-use knarr_api::kinds::pod::is_ready;
 use knarr_api::kinds::pod::surge_first::{WINDOW, is_surge_first};
+use knarr_api::kinds::pod::{is_active, is_ready};
 
 use super::placed::{is_calm, of_set};
 use crate::finding::Finding;
@@ -42,7 +42,9 @@ fn evicted(uid: &str, before: &Pod, world: &World) -> Result<(), Finding> {
     let counts = |(uid, life): &(&String, &crate::world::Life)| {
         let was_there = life.removed_at.is_none_or(lately) && life.deleted_at.is_none_or(lately);
         let was_ready = is_ready(&life.pod) || world.placement.ready.get(*uid).is_some_and(|at| lately(*at));
-        let is_replaced = world.placement.recorded.get(*uid).is_some_and(|at| !lately(*at));
+        // A record that is older than the window counts no more (seed 982000091); the servers' clocks differ.
+        let recorded = world.placement.recorded.get(*uid);
+        let is_replaced = recorded.is_some_and(|at| !lately(*at) && world.now.duration_since(*at) < WAITS);
         let of_set = controller(&life.pod).is_some_and(|owner| owner.uid == set);
         of_set && was_there && was_ready && !is_replaced
     };
@@ -59,7 +61,8 @@ fn evicted(uid: &str, before: &Pod, world: &World) -> Result<(), Finding> {
 
 fn at_rest(world: &World) -> Result<(), Finding> {
     for (set, wanted) in &world.placement.sets {
-        let pods = of_set(world, set).filter(|pod| is_of(pod, SPREAD)).count();
+        let active = |pod: &&Pod| is_of(pod, SPREAD) && is_active(pod);
+        let pods = of_set(world, set).filter(active).count();
         if pods > wanted.count {
             return Err(Finding(format!(
                 "{NAMESPACE}/{SPREAD} has {pods} pods of {}, with nothing left to be done",

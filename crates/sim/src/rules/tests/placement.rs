@@ -2,9 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::core::v1::{Node, Pod, PodCondition};
 use k8s_openapi::jiff::Timestamp;
 use knarr_api::k8s_openapi;
+use knarr_client::{DeleteOptions, Preconditions};
 use serde_json::json;
 
 use super::{broken, disrupted, life, pod, written};
@@ -142,12 +143,14 @@ fn b6_a_surge_first_eviction_without_a_record_or_a_ready_replacement_is_seen() {
     };
     let ready = json!({"type": "Ready", "status": "True"});
     let record = json!({"type": "knarr.io/EvictionRequested", "status": "True"});
-    // whether the request is recorded, seconds since then, whether another pod is Ready -> whether that is seen
-    for (is_recorded, ago, is_replaced, expect) in [
-        (false, 0, true, true),
-        (true, 30, false, true),
-        (true, 30, true, false),
-        (true, 600, false, false),
+    // whether the request is recorded, seconds since then, whether another pod is Ready, seconds since its request -> whether that is seen
+    for (is_recorded, ago, is_replaced, other_ago, expect) in [
+        (false, 0, true, None, true),
+        (true, 30, false, None, true),
+        (true, 30, true, None, false),
+        (true, 30, true, Some(200), true),
+        (true, 30, true, Some(700), false),
+        (true, 600, false, None, false),
     ] {
         let conditions = if is_recorded {
             json!([ready, record])
@@ -164,6 +167,9 @@ fn b6_a_surge_first_eviction_without_a_record_or_a_ready_replacement_is_seen() {
         if is_replaced {
             world.pods.insert("v".into(), life(opted_in("v", json!([ready]))));
         }
+        if let Some(ago) = other_ago {
+            world.placement.recorded.insert("v".into(), at(1_000 - ago));
+        }
         let wanted = crate::placement::Replicas {
             count: 1,
             since: at(0),
@@ -171,6 +177,65 @@ fn b6_a_surge_first_eviction_without_a_record_or_a_ready_replacement_is_seen() {
         world.placement.sets.insert("r".into(), wanted);
         world.placement.recorded.insert("u".into(), at(1_000 - ago));
         let found = broken(&written(&before, &after), &world).contains(&"B6");
-        assert_eq!(found, expect, "{is_recorded} {ago} {is_replaced}");
+        assert_eq!(found, expect, "{is_recorded} {ago} {is_replaced} {other_ago:?}");
+    }
+}
+
+/// Seed 981000049: a pod that was being deleted was removed with its lost node.
+#[test]
+fn b3_a_scale_down_from_an_emptier_zone_is_seen_and_the_removal_of_a_terminating_pod_is_none() {
+    let at = |second: i64| Timestamp::from_second(second).unwrap();
+    // The zones of Ready pods, whether the first of them is terminating, whether its deletion breaks the rule.
+    for (zones, is_terminating, expect) in [
+        (vec!["z2", "z1"], false, false),
+        (vec!["z2", "z1", "z1"], false, true),
+        (vec!["z2", "z1", "z1"], true, false),
+        (vec!["z1", "z1", "z2"], false, false),
+    ] {
+        let mut world = World {
+            now: at(100),
+            ..World::default()
+        };
+        world.placement.scales_down_by_spread = true;
+        world.placement.changed = at(0);
+        for zone in ["z1", "z2"] {
+            let node = json!({
+                "metadata": {"name": zone, "labels": {"topology.kubernetes.io/zone": zone}},
+                "status": {"conditions": [{"type": "Ready", "status": "True"}]},
+            });
+            let node = serde_json::from_value(node).unwrap();
+            world.nodes.insert(zone.to_string(), node);
+        }
+        for (i, zone) in zones.iter().enumerate() {
+            let mut spread = pod("Running", zone, None);
+            spread.metadata.namespace = Some("placed".into());
+            spread.metadata.labels = Some(BTreeMap::from([("app".into(), "spread".into())]));
+            spread.status.get_or_insert_default().conditions = Some(vec![PodCondition {
+                type_: "Ready".into(),
+                status: "True".into(),
+                ..PodCondition::default()
+            }]);
+            let mut of = life(spread);
+            of.deletion_requested = i == 0;
+            of.deleted_at = (i == 0 && is_terminating).then(|| at(90));
+            world.pods.insert(format!("u{i}"), of);
+        }
+        let options = DeleteOptions {
+            preconditions: Preconditions {
+                uid: Some("u0".into()),
+                ..Preconditions::default()
+            },
+            ..DeleteOptions::default()
+        };
+        let asked = Observation::DeleteAsked {
+            by: "control-a",
+            name: "p",
+            options: &options,
+        };
+        assert_eq!(
+            broken(&asked, &world).contains(&"B3"),
+            expect,
+            "{zones:?} {is_terminating}"
+        );
     }
 }
