@@ -1,6 +1,8 @@
 //! Pods that have the tracking finalizer although no Job counts them (upstream: syncOrphanPod): it is removed, as they could not be
 //! deleted otherwise.
 
+use std::collections::BTreeSet;
+
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::Pod;
 use knarr_api::k8s_openapi;
@@ -59,28 +61,29 @@ pub fn of_no_job(context: &Context<'_>) -> Vec<Action> {
     actions
 }
 
-/// Pods of a former Job of the same name: their finalizers are removed, after a live read has confirmed that the name belongs
-/// to this Job.
+/// Pods of former Jobs of the same name: their finalizers are removed, after live reads have confirmed that these Jobs are gone. The Job that has
+/// the name now may be terminating.
 pub fn of_predecessors(context: &Context<'_>, job: &Shared<Job>) -> Vec<Action> {
     if context.failure.is_some() {
         return Vec::new();
     }
     let key = context.key;
-    let mut left: Vec<Shared<Pod>> = context.view.list_as(&key.namespace);
-    left.retain(|p| {
+    let former_owner = |p: &Shared<Pod>| {
         let owner = controller_of(&p.metadata).filter(|o| o.kind == "Job" && o.name == key.name);
-        pods::is_tracked(p) && owner.is_some_and(|o| o.uid != job.object().uid())
+        let is_former = owner.is_some_and(|o| o.uid != job.object().uid()) && pods::is_tracked(p);
+        owner.filter(|_| is_former).map(|o| o.uid.clone())
+    };
+    let mut left: Vec<Shared<Pod>> = context.view.list_as(&key.namespace);
+    left.retain(|p| former_owner(p).is_some());
+    let former: BTreeSet<String> = left.iter().filter_map(former_owner).collect();
+    let gone = former.into_iter().map(|uid| {
+        Action::Require(LiveCheck::AbsentUid {
+            kind: registry::JOB.clone(),
+            key: key.clone(),
+            uid,
+        })
     });
-    if left.is_empty() {
-        return Vec::new();
-    }
-    let mut actions = vec![Action::Require(LiveCheck::Exists {
-        kind: registry::JOB.clone(),
-        key: key.clone(),
-        uid: job.object().uid().to_string(),
-    })];
-    actions.extend(release(left));
-    actions
+    gone.chain(release(left)).collect()
 }
 
 /// A finished Job counts no more pods.

@@ -4,6 +4,7 @@ use knarr_api::kinds::pod::is_terminal;
 use serde_json::{Value, json};
 
 use super::*;
+use crate::controller::View;
 use crate::world::{World, at, lines};
 
 const KEY: (&str, &str) = ("a", "j");
@@ -421,6 +422,30 @@ fn jobs_of_other_controllers_are_not_changed_and_orphan_pods_lose_their_finalize
     let actions = lines(&world.run(&Jobs, KEY, at(1)));
     assert_eq!(actions[0], "require no jobs a/j");
     assert!(actions[1].starts_with("update pods a/j-"));
+}
+
+/// Found by the simulation, seed 983000199: a controller whose cache was old made a pod of the former Job, and the Job of the same name was
+/// being deleted in the foreground.
+#[test]
+fn pods_of_a_former_job_lose_their_finalizer_also_when_its_successor_is_terminating() {
+    for is_terminating in [false, true] {
+        let mut world = start(json!({}));
+        settle(&mut world, 0);
+        let mut pod = Pod::clone(&pods_of(&world)[0]);
+        let name = pod.metadata.name.clone().unwrap();
+        pod.metadata.owner_references.as_mut().unwrap()[0].uid = "former".into();
+        world.put(pod);
+        let view: &dyn View = &world;
+        let mut job = Job::clone(&view.get_as::<Job>("a", "j").unwrap());
+        job.metadata.deletion_timestamp = is_terminating.then(|| seconds(at(1)));
+        world.put(job);
+        let actions = lines(&world.run(&Jobs, KEY, at(2)));
+        let expected = [
+            "require jobs a/j gone".to_string(),
+            format!("update pods a/{name}"),
+        ];
+        assert_eq!(actions[..2], expected, "{is_terminating}");
+    }
 }
 
 #[test]
