@@ -41,8 +41,12 @@ pub(crate) fn check(seen: &Observation<'_>, world: &World) -> Result<(), Finding
                 return Ok(());
             };
             for (other, ranges) in world.ranges.iter().filter(|(other, _)| *other != node) {
-                let may_use =
-                    world.nodes.contains_key(other) || world.leases.keys().any(|(at, _)| at == other);
+                // One that was deleted and registers again has none until it is given one.
+                let has_some = world
+                    .nodes
+                    .get(other)
+                    .is_some_and(|node| !self::ranges(node).is_empty());
+                let may_use = has_some || world.leases.keys().any(|(at, _)| at == other);
                 let mut pairs = own.iter().flat_map(|a| ranges.iter().map(move |b| (a, b)));
                 let overlap = pairs.find(|(a, b)| a.contains(*b) || b.contains(*a));
                 if let Some((range, _)) = overlap.filter(|_| may_use) {
@@ -59,4 +63,46 @@ pub(crate) fn check(seen: &Observation<'_>, world: &World) -> Result<(), Finding
 pub(crate) fn ranges(node: &Node) -> BTreeSet<IpNet> {
     let all = node.spec.iter().flat_map(|s| s.pod_cidrs.iter().flatten());
     all.filter_map(|range| range.parse().ok()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::world::Lease;
+
+    /// Seed 981000537: a node was deleted, another one got its podCIDR, and it registered again.
+    #[test]
+    fn n1_a_range_is_taken_from_a_node_that_has_it_or_a_sandbox_in_it() {
+        let range = || BTreeSet::from(["10.244.1.64/26".parse().unwrap()]);
+        // The other node's object, whether it has a sandbox, whether the rule holds.
+        for (other, has_sandbox, holds) in [
+            (Some(json!({"podCIDRs": ["10.244.1.64/26"]})), false, false),
+            (Some(json!({})), false, true),
+            (Some(json!({})), true, false),
+            (None, false, true),
+            (None, true, false),
+        ] {
+            let mut world = World::default();
+            for node in ["n3", "n4"] {
+                world.ranges.insert(node.into(), range());
+            }
+            if let Some(spec) = &other {
+                let node = json!({"metadata": {"name": "n3"}, "spec": spec});
+                world
+                    .nodes
+                    .insert("n3".into(), serde_json::from_value(node).unwrap());
+            }
+            if has_sandbox {
+                let lease = Lease {
+                    addresses: Vec::new(),
+                    is_attached: true,
+                };
+                world.leases.insert(("n3".into(), "s".into()), lease);
+            }
+            let found = check(&Observation::Ranges { node: "n4" }, &world);
+            assert_eq!(found.is_ok(), holds, "{other:?} {has_sandbox}");
+        }
+    }
 }
