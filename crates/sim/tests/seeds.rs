@@ -99,9 +99,14 @@ fn broken_before() -> Vec<History> {
                 "drawn" => (simulation, ""),
                 "rare" => (simulation.rare(), " --rare"),
                 "dense" => (simulation.pace(Pace::Dense), " --pace dense"),
+                "dense-rare" => (simulation.pace(Pace::Dense).rare(), " --pace dense --rare"),
+                "dense-swarm" => {
+                    let simulation = simulation.pace(Pace::Dense).swarm(Swarm::Always);
+                    (simulation, " --pace dense --swarm")
+                }
                 "slow" => (simulation.pace(Pace::Slow), " --pace slow"),
                 "swarm" => (simulation.swarm(Swarm::Always), " --swarm"),
-                _ => panic!("expected drawn, rare, dense, slow or swarm: {line:?}"),
+                _ => panic!("expected drawn, rare, dense, dense-rare, dense-swarm, slow or swarm: {line:?}"),
             };
             History {
                 seed,
