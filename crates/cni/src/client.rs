@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use crate::protocol::{
     Code, Command, Failure, MAX_MESSAGE_BYTES, NetworkConfig, Reply, Request, VERSIONS, attachment,
-    host_ports, version_of,
+    host_ports, version_answer, version_of,
 };
 use crate::{COMMAND, Environment};
 
@@ -18,15 +18,8 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
 pub fn run(environment: &Environment, config: &[u8]) -> Result<String, Failure> {
     let command = environment.get(COMMAND).map(String::as_str).unwrap_or_default();
     let version = version_of(config);
-    if command == "VERSION" {
-        let versions = serde_json::json!({ "cniVersion": version, "supportedVersions": VERSIONS });
-        return Ok(versions.to_string());
-    }
-    if !VERSIONS.contains(&version.as_str()) {
-        return Err(Failure::new(
-            Code::IncompatibleVersion,
-            format!("cniVersion {version} is not supported, expected one of {VERSIONS:?}"),
-        ));
+    if let Some(answer) = version_answer(command, &version, &VERSIONS)? {
+        return Ok(answer);
     }
     let config: NetworkConfig = serde_json::from_slice(config)
         .map_err(|error| Failure::new(Code::Decode, "cannot decode the configuration").because(&error))?;

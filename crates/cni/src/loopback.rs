@@ -6,7 +6,7 @@ use std::path::Path;
 use crate::kernel::links::{self, Link};
 use crate::kernel::namespace::Namespace;
 use crate::kernel::netlink::Netlink;
-use crate::protocol::{Code, Failure, version_of};
+use crate::protocol::{Code, Failure, version_answer, version_of};
 use crate::{COMMAND, Environment};
 
 /// containerd 1.6 runs it with 0.3.1.
@@ -16,15 +16,8 @@ const LO: &str = "lo";
 pub fn run(environment: &Environment, config: &[u8]) -> Result<String, Failure> {
     let version = version_of(config);
     let command = environment.get(COMMAND).map(String::as_str).unwrap_or_default();
-    if command == "VERSION" {
-        let versions = serde_json::json!({ "cniVersion": version, "supportedVersions": VERSIONS });
-        return Ok(versions.to_string());
-    }
-    if !VERSIONS.contains(&version.as_str()) {
-        return Err(Failure::new(
-            Code::IncompatibleVersion,
-            format!("cniVersion {version} is not supported, expected one of {VERSIONS:?}"),
-        ));
+    if let Some(answer) = version_answer(command, &version, &VERSIONS)? {
+        return Ok(answer);
     }
     let netns = environment
         .get("CNI_NETNS")

@@ -232,6 +232,21 @@ impl Added {
     }
 }
 
+/// The answer to the command `VERSION`; `None` for another command, if its version is supported.
+pub fn version_answer(command: &str, version: &str, supported: &[&str]) -> Result<Option<String>, Failure> {
+    if command == "VERSION" {
+        let versions = serde_json::json!({ "cniVersion": version, "supportedVersions": supported });
+        return Ok(Some(versions.to_string()));
+    }
+    if !supported.contains(&version) {
+        return Err(Failure::new(
+            Code::IncompatibleVersion,
+            format!("cniVersion {version} is not supported, expected one of {supported:?}"),
+        ));
+    }
+    Ok(None)
+}
+
 /// The version of a configuration, even if the rest of it is invalid.
 pub fn version_of(config: &[u8]) -> String {
     #[derive(Deserialize)]
