@@ -5,6 +5,7 @@
 //! `private.rs`. The socket of `knarr node shutdown`: `node_socket.rs`. End-to-end tests: `tests/e2e` (hosts of their own with links that
 //! can be cut: `fleet.rs`; hostile pods, nodes and tenants: `security/`); recorded pod lifecycles on a real node: `tests/golden-life`.
 
+mod allocator;
 mod command;
 mod config;
 mod lock;

@@ -132,6 +132,12 @@ impl KindCache {
         self.state.read().objects.len()
     }
 
+    /// The changes that are kept, and about how many bytes they hold.
+    pub fn kept_changes(&self) -> (usize, usize) {
+        let state = self.state.read();
+        (state.window.len(), state.window_bytes)
+    }
+
     /// Calls `visit` with the objects of a namespace (all, if empty) after `after` (a local key; empty: from the
     /// first), in key order, until it returns false. Returns the revision of the kind's last change at that time.
     pub fn scan(&self, namespace: &str, after: &str, visit: impl FnMut(&Arc<Object>) -> bool) -> u64 {

@@ -60,6 +60,15 @@ pub struct Cache {
     stale: Mutex<HashSet<Bytes>>,
 }
 
+/// How much the cache of a kind contains, as its metrics show it.
+struct Contains {
+    objects: usize,
+    /// The revision of the kind's last change.
+    newest: u64,
+    changes: usize,
+    changes_bytes: usize,
+}
+
 /// A write in flight, which the feed need not decode.
 struct Deposit {
     id: u64,
@@ -182,39 +191,58 @@ impl Cache {
         let fixed = self.built_in_caches();
         let all = fixed.chain(custom.iter().map(|cache| &**cache));
         let mut kinds: Vec<_> = all
-            .map(|cache| (cache.kind.clone(), cache.count(), cache.newest()))
+            .map(|cache| {
+                let (changes, changes_bytes) = cache.kept_changes();
+                let contains = Contains {
+                    objects: cache.count(),
+                    newest: cache.newest(),
+                    changes,
+                    changes_bytes,
+                };
+                (cache.kind.clone(), contains)
+            })
             .collect();
-        kinds.sort_by_key(|(kind, ..)| kind.qualified());
+        kinds.sort_by_key(|(kind, _)| kind.qualified());
         samples.gauge(
             "apiserver_storage_objects",
             "(Deprecated since 1.34.0) [DEPRECATED, consider using apiserver_resource_objects instead] Number of stored objects at the time of last \
              check split by kind. In case of a fetching error, the value will be -1.",
         );
-        for (kind, objects, _) in &kinds {
-            samples.add(&[("resource", &kind.qualified())], *objects as f64);
+        for (kind, contains) in &kinds {
+            samples.add(&[("resource", &kind.qualified())], contains.objects as f64);
         }
-        let mut of_kind = |name: &str, help: &str, value: fn(usize, u64) -> f64| {
+        let mut of_kind = |name: &str, help: &str, value: fn(&Contains) -> f64| {
             samples.gauge(name, help);
-            for (kind, objects, newest) in &kinds {
+            for (kind, contains) in &kinds {
                 let labels = [("group", kind.group()), ("resource", kind.plural())];
-                samples.add(&labels, value(*objects, *newest));
+                samples.add(&labels, value(contains));
             }
         };
         of_kind(
             "apiserver_resource_objects",
             "Number of stored objects at the time of last check split by kind.",
-            |objects, _| objects as f64,
+            |contains| contains.objects as f64,
         );
         // A float has 53 bits.
         of_kind(
             "apiserver_watch_cache_resource_version",
             "Current resource version of watch cache broken by resource type. This is truncated to the 15 least significant digits.",
-            |_, newest| (newest % 1_000_000_000_000_000) as f64,
+            |contains| (contains.newest % 1_000_000_000_000_000) as f64,
         );
         of_kind(
             "watch_cache_capacity",
             "Total capacity of watch cache broken by resource type.",
-            |_, _| kind::WINDOW_CHANGES as f64,
+            |_| kind::WINDOW_CHANGES as f64,
+        );
+        of_kind(
+            "knarr_watch_cache_changes",
+            "Number of changes that are kept for watches that resume, by resource type.",
+            |contains| contains.changes as f64,
+        );
+        of_kind(
+            "knarr_watch_cache_changes_bytes",
+            "About how many bytes the kept changes hold, by resource type.",
+            |contains| contains.changes_bytes as f64,
         );
         samples.gauge(
             "knarr_cache_revision",

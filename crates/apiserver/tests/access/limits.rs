@@ -230,6 +230,7 @@ async fn metrics_have_kubernetes_names() {
         "apiserver_admission_step_admission_duration_seconds_count{operation=\"CREATE\",rejected=\"false\",type=\"validate\"} ",
         "apiserver_admission_controller_admission_duration_seconds_count{name=\"LimitRanger\",operation=\"CREATE\",rejected=\"false\",type=\"admit\"} ",
         "apiserver_watch_cache_events_dispatched_total{group=\"\",resource=\"limitranges\"} 1\n",
+        "knarr_watch_cache_changes{group=\"\",resource=\"limitranges\"} 1\n",
         "apiserver_request_total{code=\"200\",component=\"apiserver\",dry_run=\"\",group=\"\",resource=\"limitranges\",scope=\"namespace\",subresource=\"\",verb=\"WATCH\",version=\"v1\"} 1\n",
     ] {
         assert!(text.contains(part), "{part} is missing in\n{text}");

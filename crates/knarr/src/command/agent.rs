@@ -9,6 +9,7 @@ use tokio_util::sync::CancellationToken;
 use super::join::{self, JoinArgs, Joined};
 use super::running_node::{NodeApis, PreparedNode};
 use super::{Failure, shared_settings, shutdown_signal};
+use crate::allocator::AllocatorMetrics;
 use crate::config::Config;
 use crate::lock::DataDir;
 
@@ -53,6 +54,8 @@ pub async fn run(config: Config, args: AgentArgs) -> Result<(), Failure> {
     tokio::spawn(renewal);
     let config = shared_settings::adopted(config, api.clone()).await?;
     let network_agent = join::network_agent(&config, &api, &cancel).await?;
+    // With the control plane in the process, as in `knarr up`, its `/metrics` has these.
+    metrics.register(AllocatorMetrics::default());
     let apis = NodeApis {
         kubelet: api,
         network_agent,

@@ -18,6 +18,7 @@ use knarr_apiserver::seams::SystemEntropy;
 use knarr_apiserver::signing;
 use knarr_apiserver::tls::Tls;
 use knarr_apiserver::{Options, Seams, Server, ServiceRange};
+use knarr_client::metrics::Registry;
 use knarr_client::{Component, Conn, NodeDialer, SystemClock};
 use knarr_control::certificates::serving_approver::Reserved;
 use knarr_control::certificates::{Authority, Ca, SignError};
@@ -35,6 +36,7 @@ use super::api_for_pods::ApiForPods;
 use super::cluster::{CLUSTER_DOMAIN, cluster_domain};
 use super::descriptors;
 use super::kubelet_port::RemoteNodes;
+use crate::allocator::AllocatorMetrics;
 use crate::config::{Config, Part, StoreEngine};
 use crate::private;
 
@@ -173,6 +175,9 @@ impl ControlPlane {
         let control = control_config(config, listen, &pki, tokens, reserved);
         let metrics = control.metrics.clone();
         server.show_metrics(move || metrics.text());
+        let of_process = Registry::default();
+        of_process.register(AllocatorMetrics::default());
+        server.show_metrics(move || of_process.text());
         tasks.spawn(knarr_control::run(
             server.identities(),
             control,
