@@ -209,7 +209,7 @@ async fn measure(cli: &Cli) -> Result<Vec<Report>, Box<dyn std::error::Error>> {
         reports.extend(api::all(only).await?);
     }
     if selected(Name::Memory) {
-        let _progress = Progress::start("measuring memory (about four minutes)");
+        let _progress = Progress::start("measuring memory (about six minutes)");
         reports.push(memory::report(&setup).await?);
     }
     if selected(Name::Controllers) {

@@ -1,5 +1,7 @@
 //! Memory that comes back: resident memory of `knarr up` idle, with ten thousand Services and EndpointSlices, with custom resources of many
-//! definitions, and after all of it is deleted.
+//! definitions, and after all of it is deleted. At each stage the memory is divided into what objects hold and what the allocator holds.
+
+mod reading;
 
 use std::time::Duration;
 
@@ -11,6 +13,7 @@ use tokio::time::Instant;
 use crate::calibration::Basis;
 use crate::process::{Knarr, LIMIT, Result, Setup};
 use crate::report::{Report, Target};
+use reading::Reading;
 
 /// Services, and as many EndpointSlices.
 const SERVICES: usize = 10_000;
@@ -25,6 +28,8 @@ const AT_ONCE: usize = 32;
 const REST: Duration = Duration::from_secs(20);
 /// How long after a deletion memory must be back. The watch cache keeps changes for 75 to 90 s: these are in it.
 const BACK: Duration = Duration::from_secs(60);
+/// After that, until the watch cache keeps no change of a deletion any more, also of IPAddresses, which are deleted after their Services.
+const FORGOTTEN: Duration = Duration::from_secs(60);
 
 const NAMESPACE: &str = "default";
 const DEFINITIONS_PATH: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
@@ -41,7 +46,8 @@ pub async fn report(setup: &Setup) -> Result<Report> {
     let mut cluster = Knarr::start_with("up", setup)?;
     let client = cluster.ready(Instant::now()).await?;
     tokio::time::sleep(REST).await;
-    let idle = cluster.memory_mb()?;
+    let mut stages = Stages::default();
+    let idle = stages.read("idle", &cluster, &client).await?.resident;
     report
         .record("idle", idle, "MB", Basis::None)
         .target(Target::AtMost(60.0))
@@ -50,7 +56,8 @@ pub async fn report(setup: &Setup) -> Result<Report> {
     let objects: Vec<(String, Value)> = (0..SERVICES).flat_map(service).collect();
     create_all(&client, objects).await?;
     tokio::time::sleep(REST).await;
-    let full = cluster.memory_mb()?;
+    let full = "with Services and EndpointSlices";
+    let reading = stages.read(full, &cluster, &client).await?;
     let mut encoded = 0;
     let mut paths = Vec::new();
     for collection in &collections() {
@@ -62,42 +69,79 @@ pub async fn report(setup: &Setup) -> Result<Report> {
             ));
         }
     }
-    report.record("with Services and EndpointSlices", full, "MB", Basis::None);
+    report.record(full, reading.resident, "MB", Basis::None);
     report
         .record(
             "an object over its JSON",
-            ((full - idle) * 1e6 - encoded as f64) / paths.len() as f64 / 1e3,
+            ((reading.resident - idle) * 1e6 - encoded as f64) / paths.len() as f64 / 1e3,
             "KB",
             Basis::None,
         )
         .target(Target::AtMost(4.0));
     delete_all(&client, paths).await?;
-    let names = ["a minute after their deletion", "of idle"];
-    record_back(&mut report, &cluster, idle, names).await?;
+    let after = "a minute after their deletion";
+    let back = stages.read_after(BACK, after, &cluster, &client).await?;
+    record_back(&mut report, idle, back, [after, "of idle"]);
+    let later = "without their changes";
+    let back = stages.read_after(FORGOTTEN, later, &cluster, &client).await?;
+    record_held(&mut report, back, later);
 
     custom_resources(&client).await?;
-    let names = [
-        "a minute after custom resources",
-        "of idle, after custom resources",
-    ];
-    record_back(&mut report, &cluster, idle, names).await?;
+    let after = "a minute after custom resources";
+    let back = stages.read_after(BACK, after, &cluster, &client).await?;
+    record_back(
+        &mut report,
+        idle,
+        back,
+        [after, "of idle, after custom resources"],
+    );
+    let later = "without changes of custom resources";
+    let back = stages.read_after(FORGOTTEN, later, &cluster, &client).await?;
+    record_held(&mut report, back, later);
+    eprintln!("\n{}", reading::table(&stages.0));
     Ok(report)
 }
 
-/// Waits until memory must be back, and records it under the first name, and its ratio to idle memory under the second.
-async fn record_back(
-    report: &mut Report,
-    cluster: &Knarr,
-    idle: f64,
-    [after, of_idle]: [&str; 2],
-) -> Result<()> {
-    tokio::time::sleep(BACK).await;
-    let back = cluster.memory_mb()?;
-    report.record(after, back, "MB", Basis::None);
+/// What was read at each stage.
+#[derive(Default)]
+struct Stages(Vec<(&'static str, Reading)>);
+
+impl Stages {
+    async fn read(&mut self, stage: &'static str, cluster: &Knarr, client: &kube::Client) -> Result<Reading> {
+        let reading = Reading::now(cluster, client).await?;
+        self.0.push((stage, reading));
+        Ok(reading)
+    }
+
+    async fn read_after(
+        &mut self,
+        wait: Duration,
+        stage: &'static str,
+        cluster: &Knarr,
+        client: &kube::Client,
+    ) -> Result<Reading> {
+        tokio::time::sleep(wait).await;
+        self.read(stage, cluster, client).await
+    }
+}
+
+/// Records memory that must be back under the first name, and its ratio to idle memory under the second.
+fn record_back(report: &mut Report, idle: f64, back: Reading, [after, of_idle]: [&str; 2]) {
+    record_held(report, back, after);
     report
-        .record(of_idle, back / idle, "x", Basis::None)
+        .record(of_idle, back.resident / idle, "x", Basis::None)
         .target(Target::AtMost(1.3));
-    Ok(())
+}
+
+/// Records resident memory, and how much of it the program holds.
+fn record_held(report: &mut Report, reading: Reading, stage: &str) {
+    report.record(stage, reading.resident, "MB", Basis::None);
+    report.record(
+        format!("{stage}: held by objects"),
+        reading.metrics.allocated,
+        "MB",
+        Basis::None,
+    );
 }
 
 /// The collections of EndpointSlices and Services.

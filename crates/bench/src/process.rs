@@ -184,6 +184,11 @@ impl Knarr {
         memory_mb(self.child.id())
     }
 
+    /// The part of it that is not pages of its program, MB.
+    pub fn anonymous_mb(&self) -> Result<f64> {
+        anonymous_mb(self.child.id())
+    }
+
     /// Begins a new measurement of [`Knarr::peak_memory_mb`].
     pub fn forget_peak(&self) -> Result<()> {
         forget_peak(self.child.id())
