@@ -16,7 +16,9 @@
 //! | finalizers | `finalizer.rs` |
 //! | identifiers that are types: node names, pod UIDs, ids of containers and sandboxes | `ids.rs` |
 //! | a configuration file, read strictly | `document.rs` |
+//! | capacity of containers that is returned | `capacity.rs` |
 
+pub mod capacity;
 pub mod cidr;
 pub mod codec;
 pub mod descriptors;

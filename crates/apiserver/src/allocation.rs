@@ -169,6 +169,14 @@ impl Allocations {
         }
     }
 
+    /// Forgets the values of Services that were deleted before: otherwise they were kept until the next allocation.
+    pub(crate) fn for_delete(&self, kind: &Kind, cache: &Cache) -> Result<Reserved, Error> {
+        if *kind == registry::SERVICE {
+            self.allocated.lock().catch_up(&*cache.of(kind)?);
+        }
+        Ok(Reserved::default())
+    }
+
     fn allocate(
         &self,
         service: &mut Service,

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use knarr_api::{Kind, Object};
 use knarr_apimachinery::Error;
+use knarr_apimachinery::capacity::ShrinkSparse;
 use knarr_apimachinery::field::{ErrorList, Path};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, Interval, MissedTickBehavior};
@@ -185,6 +186,9 @@ impl Watcher {
                 }
                 continue;
             }
+            // All that there was at the beginning has been sent, and a watch may last for weeks.
+            self.pending.shrink_sparse();
+            self.missed.shrink_sparse();
             let deadline = self.deadline;
             let tick = async {
                 match &mut self.bookmarks {

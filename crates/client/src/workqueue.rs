@@ -8,6 +8,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
+use knarr_apimachinery::capacity::ShrinkSparse;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until};
@@ -222,6 +223,7 @@ impl<K: Ord + Clone> Queue<K> {
                 }
                 inner.promote(Instant::now());
                 if let Some(key) = inner.ready.pop_front() {
+                    inner.ready.shrink_sparse();
                     let begun = Instant::now();
                     let added = inner.dirty.remove(&key).unwrap_or(begun);
                     inner.processing.insert(key.clone(), begun);
@@ -311,6 +313,19 @@ mod tests {
         assert!(idle(&queue).await);
         queue.done(&"a");
         assert_eq!(queue.get().await, Some("a"));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn after_many_keys_the_queue_keeps_no_room_for_them() {
+        let queue = Queue::default();
+        (0..10_000).for_each(|n| queue.add(n));
+        assert!(queue.inner.lock().ready.capacity() >= 10_000);
+        for n in 0..10_000 {
+            assert_eq!(queue.get().await, Some(n));
+            queue.done(&n);
+        }
+        let capacity = queue.inner.lock().ready.capacity();
+        assert!(capacity < 100, "{capacity}");
     }
 
     #[tokio::test(start_paused = true)]

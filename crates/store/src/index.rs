@@ -64,6 +64,10 @@ impl<V> History<V> {
     fn push(&mut self, version: Version<V>) {
         debug_assert!(self.newest.mod_revision < version.mod_revision);
         let older = std::mem::replace(&mut self.newest, version);
+        if self.older.is_empty() {
+            // Most keys that are written again are written once, or deleted, before the next compaction.
+            self.older.reserve_exact(1);
+        }
         self.older.push(older);
     }
 

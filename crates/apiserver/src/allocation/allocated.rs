@@ -8,6 +8,7 @@ use std::net::IpAddr;
 use k8s_openapi::api::core::v1::Service;
 use knarr_api::kinds::service_ips::allocated_to;
 use knarr_api::{Object, k8s_openapi};
+use knarr_apimachinery::capacity::ShrinkSparse;
 
 use crate::cache::KindCache;
 
@@ -55,21 +56,29 @@ impl<T: Hash + Eq + Copy> Counts<T> {
 }
 
 impl AllocatedValues {
-    /// Applies the changes in the cache since the last call.
+    /// Applies the changes in the cache since the last call, or reads all Services.
     pub fn follow(&mut self, services: &KindCache) {
+        if self.catch_up(services) {
+            return;
+        }
+        let mut all = Vec::new();
+        let revision = services.scan("", "", |object| {
+            all.push(object.clone());
+            true
+        });
+        all.iter().for_each(|object| self.put(object));
+        self.revision = Some(revision);
+    }
+
+    /// Applies the changes in the cache since the last call. `false` if the cache does not have them any more, or this is the first call: nothing
+    /// is kept then, and all Services have to be read.
+    pub fn catch_up(&mut self, services: &KindCache) -> bool {
         let changes = self
             .revision
             .and_then(|revision| services.changes_after(revision));
         let Some((changes, revision)) = changes else {
             *self = AllocatedValues::default();
-            let mut all = Vec::new();
-            let revision = services.scan("", "", |object| {
-                all.push(object.clone());
-                true
-            });
-            all.iter().for_each(|object| self.put(object));
-            self.revision = Some(revision);
-            return;
+            return false;
         };
         for change in changes {
             if change.deleted {
@@ -82,7 +91,11 @@ impl AllocatedValues {
                 self.put(&change.object);
             }
         }
+        self.by_uid.shrink_sparse();
+        self.addresses.0.shrink_sparse();
+        self.ports.0.shrink_sparse();
         self.revision = Some(revision);
+        true
     }
 
     fn put(&mut self, object: &Object) {
@@ -202,5 +215,37 @@ mod tests {
         cache.forget_history(21);
         allocated.follow(&cache);
         assert_eq!(taken(&allocated, None), [5, 30005]);
+    }
+
+    #[test]
+    fn n2_nothing_is_kept_of_deleted_services() {
+        const SERVICES: u16 = 1000;
+        let cache = KindCache::new(&registry::SERVICE);
+        let mut allocated = AllocatedValues::default();
+        assert!(!allocated.catch_up(&cache), "nothing was read yet");
+        allocated.follow(&cache);
+        for n in 0..SERVICES {
+            let (uid, address) = (format!("u{n}"), format!("10.97.{}.{}", n / 250, n % 250));
+            let service = service(&format!("s{n}"), &uid, 1 + u64::from(n), &address, 30000 + n);
+            cache.put(&format!("d/s{n}"), service);
+        }
+        assert!(allocated.catch_up(&cache));
+        assert_eq!(allocated.by_uid.len(), usize::from(SERVICES));
+        for n in 0..SERVICES {
+            cache.remove(&format!("d/s{n}"), 2000 + u64::from(n));
+        }
+        assert!(allocated.catch_up(&cache));
+        let capacities = [
+            allocated.by_uid.capacity(),
+            allocated.addresses.0.capacity(),
+            allocated.ports.0.capacity(),
+        ];
+        assert!(capacities.iter().all(|c| *c < 100), "{capacities:?}");
+        // The changes since are not in the cache any more.
+        cache.put("d/t", service("t", "t", 4000, "10.97.9.9", 29999));
+        cache.forget_history(4000);
+        assert!(!allocated.catch_up(&cache));
+        allocated.follow(&cache);
+        assert_eq!(allocated.by_uid.len(), 1);
     }
 }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use knarr_api::{Kind, Object};
 use knarr_apimachinery::Error;
+use knarr_apimachinery::capacity::ShrinkSparse;
 use parking_lot::RwLock;
 use tokio::sync::mpsc;
 
@@ -115,6 +116,7 @@ impl KindCache {
     pub fn forget_history(&self, now: u64) {
         let mut state = self.state.write();
         state.window.clear();
+        state.window.shrink_sparse();
         state.window_bytes = 0;
         state.window_from = state.newest.max(now);
     }
@@ -296,9 +298,7 @@ impl State {
         for _ in 0..dropped {
             self.drop_oldest();
         }
-        if self.window.len() < self.window.capacity() / 4 {
-            self.window.shrink_to_fit();
-        }
+        self.window.shrink_sparse();
         dropped
     }
 

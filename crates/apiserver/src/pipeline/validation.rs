@@ -43,7 +43,7 @@ impl Pipeline {
         match write.change {
             Change::Create => self.allocations.for_create(kind, object, &self.cache),
             Change::Update(old, part) => self.allocations.for_update(kind, old, object, part, &self.cache),
-            Change::Delete(..) => Ok(Reserved::default()),
+            Change::Delete(..) => self.allocations.for_delete(kind, &self.cache),
         }
     }
 
