@@ -59,7 +59,8 @@ impl Document {
     fn encoded(plain: Vec<u8>, etag: String, content_type: &'static str) -> Result<Self, Error> {
         Ok(Document {
             gzip: gzip(&plain).map_err(Error::internal)?.into(),
-            plain: plain.into(),
+            // Without the spare capacity of a buffer that has grown.
+            plain: plain.into_boxed_slice().into(),
             etag,
             content_type,
         })
@@ -109,6 +110,7 @@ pub(crate) struct NonResources {
 
 impl NonResources {
     pub async fn serve(&self, http: &mut Http, accepts: &str) -> Result<Response<Body>, Error> {
+        self.forget_outdated_documents();
         let path = http.info.path.clone();
         let path = if path.len() > 1 {
             path.trim_end_matches('/')
@@ -312,6 +314,16 @@ impl NonResources {
     fn documents_changes(&self) -> u64 {
         let served = self.cache.served_changes();
         served.wrapping_add(self.aggregation.changes())
+    }
+
+    /// Drops documents of what was served before, some megabytes. With any request for a non-resource path, such as a health check, because
+    /// no client may request a document again.
+    fn forget_outdated_documents(&self) {
+        let changes = self.documents_changes();
+        let mut kept = self.documents.lock();
+        if kept.0 != changes {
+            *kept = (changes, HashMap::new());
+        }
     }
 
     /// The document that is cached under `key`, built at its first use; 404 if there is none.
