@@ -17,6 +17,8 @@ use reading::Reading;
 
 /// Services, and as many EndpointSlices.
 const SERVICES: usize = 10_000;
+/// So many of them are created and deleted first: what is initialized when it is first used does not grow with the objects.
+const FEW: usize = 100;
 /// Endpoints of each slice.
 const ENDPOINTS: usize = 5;
 /// CustomResourceDefinitions, each with [`OBJECTS`] custom resources.
@@ -53,6 +55,15 @@ pub async fn report(setup: &Setup) -> Result<Report> {
         .target(Target::AtMost(60.0))
         .kubernetes(576.0);
 
+    let few: Vec<(String, Value)> = (0..FEW).flat_map(service).collect();
+    let paths = few.iter().map(|(collection, object)| path(collection, object));
+    let paths = paths.collect();
+    create_all(&client, few).await?;
+    delete_all(&client, paths).await?;
+    stages
+        .read_after(REST, "after a hundred, deleted", &cluster, &client)
+        .await?;
+
     let objects: Vec<(String, Value)> = (0..SERVICES).flat_map(service).collect();
     create_all(&client, objects).await?;
     tokio::time::sleep(REST).await;
@@ -63,10 +74,7 @@ pub async fn report(setup: &Setup) -> Result<Report> {
     for collection in &collections() {
         for item in &list(&client, collection).await? {
             encoded += item.to_string().len();
-            paths.push(format!(
-                "{collection}/{}",
-                item["metadata"]["name"].as_str().unwrap_or("")
-            ));
+            paths.push(path(collection, item));
         }
     }
     report.record(full, reading.resident, "MB", Basis::None);
@@ -150,6 +158,13 @@ fn collections() -> [String; 2] {
         format!("/apis/discovery.k8s.io/v1/namespaces/{NAMESPACE}/endpointslices"),
         format!("/api/v1/namespaces/{NAMESPACE}/services"),
     ]
+}
+
+fn path(collection: &str, object: &Value) -> String {
+    format!(
+        "{collection}/{}",
+        object["metadata"]["name"].as_str().unwrap_or("")
+    )
 }
 
 /// A Service without a selector and its EndpointSlice, each with the collection that it is created in.
