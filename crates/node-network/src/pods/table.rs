@@ -2,7 +2,7 @@
 //!
 //! | chain | hook, priority | what |
 //! |---|---|---|
-//! | `from-pods` | prerouting, raw | packets of pods pass only if the route to their source leads back to their interface; none pass to 127.0.0.0/8 |
+//! | `from-pods` | prerouting, raw | packets of pods pass only if the route to their source leads back to their interface; none pass to 127.0.0.0/8; from other links none pass from an address of the node's pod CIDRs to which no route leads, which is one without a pod |
 //! | `host-ports-in`, `host-ports-out` | prerouting and output, after Services' (`dstnat + 10`) | connections to an address of the node: to the pod whose host port it is |
 //! | `source` | postrouting, srcnat | pods' connections to the outside of the cluster leave with the node's address; so do a pod's connections to itself through a host port, and those from 127.0.0.1 |
 //!
@@ -135,6 +135,8 @@ fn rules(settings: &Settings) -> Vec<String> {
     vec![
         format!("from-pods iifgroup {GROUP} ip daddr 127.0.0.0/8 drop"),
         format!("from-pods iifgroup {GROUP} fib saddr . iif oif missing drop"),
+        format!("from-pods iifgroup != {GROUP} ip saddr @pods4 fib saddr oif missing drop"),
+        format!("from-pods iifgroup != {GROUP} ip6 saddr @pods6 fib saddr oif missing drop"),
         "host-ports-in fib daddr type local jump host-ports".into(),
         "host-ports-out fib daddr type local jump host-ports".into(),
         "host-ports ip daddr @reserved4 return".into(),

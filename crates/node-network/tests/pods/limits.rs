@@ -6,13 +6,17 @@ use std::time::Duration;
 use serde_json::json;
 
 use crate::Case;
-use crate::node::{Node, Pod};
+use crate::node::{NODE, NODE_V6, Node, OUTSIDE, OUTSIDE_V6, Pod};
 use crate::traffic::bytes_per_second;
 
 pub const CASES: &[Case] = &[
     (
         "n1_a_pod_cannot_send_from_an_address_that_is_not_its_own",
         spoofing,
+    ),
+    (
+        "n6_no_packet_passes_from_an_address_of_the_node_that_no_pod_has",
+        unused_source,
     ),
     ("n1_a_pod_does_not_reach_the_nodes_loopback", loopback_of_the_node),
     ("n8_bandwidth_is_limited_in_both_directions", bandwidth),
@@ -57,6 +61,48 @@ fn spoofing() {
                 .command(&format!("ip address add {source}{form} dev lo"));
             assert!(!arrives(&evil, source, &target, to[family]), "{source}");
         }
+    }
+}
+
+fn unused_source() {
+    let node = Node::started();
+    let outside = Pod {
+        namespace: node.outside(),
+        id: "outside".into(),
+        name: "outside".into(),
+    };
+    let target = Pod::new(1);
+    let to = node.add(&target).addresses();
+    // As the routes to other nodes are made, on a host that does not check the sources of packets.
+    for line in [
+        "ip route add unreachable 10.244.1.0/24",
+        "ip -6 route add unreachable fd00:244:0:1::/64",
+        "sysctl -qw net.ipv4.conf.all.rp_filter=0",
+        "sysctl -qw net.ipv4.conf.up0.rp_filter=0",
+    ] {
+        node.namespace.command(line);
+    }
+    for (family, own, unused, routes) in [
+        (
+            0,
+            OUTSIDE,
+            "10.244.1.99/32",
+            format!("ip route add 10.244.1.0/24 via {NODE}"),
+        ),
+        (
+            1,
+            OUTSIDE_V6,
+            "fd00:244:0:1::99/128 nodad",
+            format!("ip -6 route add fd00:244:0:1::/64 via {NODE_V6}"),
+        ),
+    ] {
+        outside.namespace.command(&routes);
+        outside
+            .namespace
+            .command(&format!("ip address add {unused} dev lo"));
+        assert!(arrives(&outside, ip(own), &target, to[family]), "{own}");
+        let source = unused.split('/').next().unwrap();
+        assert!(!arrives(&outside, ip(source), &target, to[family]), "{source}");
     }
 }
 
