@@ -76,6 +76,10 @@ impl Inner {
         let links = links::list(&mut netlink).map_err(StartError::Adopt)?;
         let routes = pod_links::pod_routes(&mut netlink).map_err(StartError::Adopt)?;
         for record in records {
+            if !record.is_ready {
+                self.cut_off(&mut netlink, &record, &links)
+                    .map_err(StartError::Adopt)?;
+            }
             self.reserve(record);
         }
         for link in &links {
@@ -119,6 +123,19 @@ impl Inner {
     pub fn sandbox_of(&self, link: &Link) -> Option<SandboxId> {
         let id = link.alias.strip_prefix(&self.table)?.strip_prefix(' ')?;
         SandboxId::try_from(id.to_string()).ok()
+    }
+
+    /// An `ADD` that was broken off, perhaps between the routes and the record that says so. Its sandbox is not among the
+    /// attached ones, so no packet may come from it or be sent to it until DEL, or another `ADD`, removes the rest.
+    fn cut_off(&self, netlink: &mut Netlink, record: &Record, links: &[Link]) -> Result<(), netlink::Error> {
+        let alias = self.alias(&record.sandbox);
+        let is_its = |link: &&Link| {
+            link.name == record.host_interface && (link.alias == alias || link.alias.is_empty())
+        };
+        match links.iter().find(is_its) {
+            Some(link) => links::delete(netlink, link.index),
+            None => Ok(()),
+        }
     }
 
     fn reserve(&self, record: Record) {
