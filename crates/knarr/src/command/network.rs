@@ -1,16 +1,17 @@
 //! The network components of this node: pods' interfaces, routes to other nodes, the service proxy, the DNS server and
 //! NetworkPolicies, and the kubelet's interface to them.
 
-use std::collections::{BTreeSet, HashMap};
+mod policies;
+
+use std::collections::HashMap;
 use std::net::IpAddr;
 use std::path::PathBuf;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use k8s_openapi::api::core::v1::Pod;
 use knarr_api::{Object, k8s_openapi};
-use knarr_client::events::EventRecorder;
 use knarr_client::{Api, Clock, Store};
 use knarr_cni::{Install, InstallError};
 use knarr_network::proxy;
@@ -164,7 +165,7 @@ pub async fn start(
         let routes = Router::start(names.routes(config), api.clone(), clock.clone())
             .map_err(|e| Failure::new("cannot watch the routes of this host").because(e))?;
         let enforces = config.network.has(Part::Policy);
-        let isolation = Arc::new(Isolation::default());
+        let isolation = Arc::new(policies::Isolation::default());
         let before_up: Arc<dyn pods::BeforeUp> = match enforces {
             true => isolation.clone(),
             false => Arc::new(pods::NoHook),
@@ -182,10 +183,9 @@ pub async fn start(
             .await?,
         );
         if enforces {
-            // With the pods that already run, whose rules stay in force until all objects are synced.
-            let started = start_policies(config, &names, &pods, api.clone(), clock.clone())?;
+            let started = policies::start(config, &names, &pods, api.clone(), clock.clone())?;
             isolation.set(started.clone());
-            tasks.spawn(follow_sandboxes(pods.clone(), started.clone()));
+            tasks.spawn(policies::follow_sandboxes(pods.clone(), started.clone()));
             policies = Some(started);
         }
         router = Some(routes);
@@ -376,82 +376,6 @@ fn earlier(config: &Config) -> std::io::Result<Option<pods::EarlierNetwork>> {
         bridge: configured.unwrap_or_else(|| BRIDGE.into()),
         leases,
     }))
-}
-
-fn start_policies(
-    config: &Config,
-    names: &Names,
-    pods: &Pods,
-    api: Arc<dyn Api>,
-    clock: Arc<dyn Clock>,
-) -> Result<Arc<NetworkPolicies>, Failure> {
-    let settings = policy::Config {
-        table: names.policy_table(),
-        node_name: config.node_name.as_str().into(),
-        dns: config.network.dns_addresses(),
-        events: Some(EventRecorder::new(
-            api.clone(),
-            "network-policy",
-            &config.node_name,
-            clock,
-        )),
-    };
-    let running: Vec<policy::Attachment> = pods.list().iter().map(|pod| attachment(pod)).collect();
-    NetworkPolicies::start(api, settings, running)
-        .map(Arc::new)
-        .map_err(|e| {
-            Failure::new(
-                "cannot enforce NetworkPolicies; with --disable policy another component can enforce them",
-            )
-            .because(e)
-        })
-}
-
-fn attachment(attached: &pods::Attachment) -> policy::Attachment {
-    let pod = attached.pod.as_ref();
-    policy::Attachment {
-        sandbox: attached.sandbox.to_string().into(),
-        pod: pod.map(|pod| policy::PodKey::new(&pod.namespace, &pod.name)),
-        uid: pod.and_then(|pod| pod.uid.as_deref()).map(Into::into),
-        addresses: attached.addresses.clone(),
-    }
-}
-
-/// Removes the rules of sandboxes that are deleted.
-async fn follow_sandboxes(pods: Pods, policies: Arc<NetworkPolicies>) {
-    let mut changes = pods.subscribe();
-    while changes.changed().await.is_ok() {
-        let remaining: BTreeSet<Arc<str>> = pods
-            .list()
-            .iter()
-            .map(|pod| pod.sandbox.to_string().into())
-            .collect();
-        policies.retain(&remaining);
-    }
-}
-
-/// Brings a pod's interface up only when the kernel has its policies.
-#[derive(Default)]
-struct Isolation(OnceLock<Arc<NetworkPolicies>>);
-
-impl Isolation {
-    fn set(&self, policies: Arc<NetworkPolicies>) {
-        // Set once, when the node's network starts.
-        let _ = self.0.set(policies);
-    }
-}
-
-#[async_trait]
-impl pods::BeforeUp for Isolation {
-    async fn before_up(
-        &self,
-        pod: &pods::Attachment,
-    ) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
-        match self.0.get() {
-            Some(policies) => policies.attach(attachment(pod)).await.map_err(Into::into),
-            None => Err("NetworkPolicies are not enforced yet".into()),
-        }
-    }
 }
 
 /// Serves the CNI plugin (`program`) while `knarr down` removes the last sandboxes, when no node runs. Stops when it is dropped.

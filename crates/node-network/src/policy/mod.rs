@@ -20,7 +20,6 @@ mod informers;
 mod kernel;
 mod metrics;
 
-use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -152,11 +151,12 @@ impl NetworkPolicies {
         self.state.change(|policies| policies.detach(sandbox));
     }
 
-    /// All sandboxes but these were removed.
-    pub fn retain(&self, sandboxes: &BTreeSet<Arc<str>>) {
+    /// All attached sandboxes but these were removed, as with [`NetworkPolicies::detach`]. `is_there` is asked while no other
+    /// can be attached: one that is attached at the same time is there before that.
+    pub fn retain(&self, is_there: impl Fn(&str) -> bool) {
         self.state.change(|policies| {
             let known: Vec<Arc<str>> = policies.sandboxes().cloned().collect();
-            for removed in known.iter().filter(|sandbox| !sandboxes.contains(*sandbox)) {
+            for removed in known.iter().filter(|sandbox| !is_there(sandbox)) {
                 policies.detach(removed);
             }
         });
