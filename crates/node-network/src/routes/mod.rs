@@ -91,6 +91,16 @@ pub enum Error {
 
 type Result<T> = std::result::Result<T, Error>;
 
+/// This node's own ranges: the kernel answers packets to an address that has no route of its own, which is one without a pod,
+/// as unreachable.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Unreachable {
+    pub ranges: Vec<IpNet>,
+    /// How often such a route was set because it was missing: also because another program deleted it, in which case such
+    /// packets may have been forwarded meanwhile.
+    pub set: u64,
+}
+
 /// How far the kernel is.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Status {
@@ -100,6 +110,7 @@ pub struct Status {
     /// The MTU of the link that other nodes are reached by, which pods get; with encryption that of WireGuard.
     pub mtu: u32,
     pub conflicts: Vec<Conflict>,
+    pub unreachable: Unreachable,
 }
 
 /// Keeps the routes. Dropping it leaves them as they are.
@@ -163,6 +174,7 @@ impl Router {
             wireguard: Wireguard::default(),
             published: BTreeMap::new(),
             written: None,
+            unreachable_set: 0,
         };
         tasks.spawn(state.run(nodes, keys, status.clone()));
         Ok(Router {
@@ -234,6 +246,8 @@ struct State {
     published: BTreeMap<String, Published>,
     /// What nft was last given for our table.
     written: Option<String>,
+    /// See [`Unreachable::set`].
+    unreachable_set: u64,
 }
 
 impl State {
@@ -328,6 +342,10 @@ impl State {
             is_ready: !own.pod_cidrs.is_empty() && desired.own == own.pod_cidrs && is_known,
             mtu,
             conflicts: desired.conflicts,
+            unreachable: Unreachable {
+                ranges: desired.own,
+                set: self.unreachable_set,
+            },
         }))
     }
 
@@ -418,11 +436,12 @@ impl State {
         Ok(Some(index))
     }
 
-    async fn routes(&self, desired: &Routes, device: Option<u32>) -> Result<()> {
+    async fn routes(&mut self, desired: &Routes, device: Option<u32>) -> Result<()> {
         let mut there = self.kernel.routes(&self.config.cluster_cidrs).await?;
         for cidr in &desired.own {
             if !there.remove(cidr).is_some_and(|have| have.is_unreachable) {
                 self.kernel.set_unreachable(*cidr).await?;
+                self.unreachable_set += 1;
             }
         }
         for (destination, hop) in &desired.routes {

@@ -9,7 +9,8 @@ use k8s_openapi::jiff::Timestamp;
 use knarr_api::k8s_openapi;
 use knarr_client::fake::FakeApi;
 use knarr_client::{TokioClock, TypedApi};
-use knarr_node_network::routes::{Config, Router};
+use knarr_node_network::routes::{Config, Router, Status};
+use knarr_node_network::signal::Signal;
 use serde_json::json;
 
 pub fn run(command: &str) -> String {
@@ -147,6 +148,7 @@ pub fn within<T: Send + 'static, F: Future<Output = T>>(
 
 /// The agent of a node. It ends when it is dropped.
 pub struct Agent {
+    pub status: Arc<Signal<Status>>,
     end: tokio::sync::watch::Sender<bool>,
     thread: Option<std::thread::JoinHandle<()>>,
 }
@@ -154,16 +156,19 @@ pub struct Agent {
 impl Agent {
     pub fn start(lab: &Lab, config: Config, api: Arc<FakeApi>) -> Agent {
         let (end, mut done) = tokio::sync::watch::channel(false);
+        let (started, status) = std::sync::mpsc::channel();
         let netns = lab.netns(&config.node_name);
         let thread = std::thread::spawn(move || {
             within(netns, move || async move {
                 let clock = Arc::new(TokioClock::new(Timestamp::now()));
                 let router = Router::start(config, api, clock).unwrap();
+                started.send(router.status()).unwrap();
                 done.wait_for(|done| *done).await.unwrap();
                 drop(router);
             });
         });
         Agent {
+            status: status.recv().unwrap(),
             end,
             thread: Some(thread),
         }

@@ -49,6 +49,11 @@ fn n7_pods_of_all_nodes_reach_each_other_with_the_largest_packets_through_restar
         "{}",
         String::from_utf8_lossy(&route.stdout)
     );
+    // If another program removes that, it is set again, and counted.
+    let set = || running[0].status.get().unreachable.set;
+    let count = set();
+    run(&format!("ip -n {own} route del unreachable 10.92.1.0/24"));
+    eventually("the unreachable route", || set() > count);
     // A route that another program removes is added again.
     run(&format!("ip -n {own} route del 10.92.2.0/24"));
     eventually("the route that was removed", || lab.pings(1, 2, 100, false));
