@@ -10,7 +10,7 @@ use knarr_network::catalog::Protocol;
 use knarr_network::policy::{Change, Direction, Endpoint, FIXED_SETS, Policies, Ruleset};
 use knarr_network::policy::{Outcome, PodKey};
 use knarr_nftables::Family;
-use knarr_node_network::policy::PolicyTable;
+use knarr_node_network::policy::{PolicyTable, StaleAddresses};
 use knarr_node_network::table::TableError;
 use parking_lot::Mutex;
 use tokio::time::sleep;
@@ -289,7 +289,7 @@ impl PolicyTable for SimulatedTable {
         self.state.lock().is_known = false;
     }
 
-    async fn delete_flows(&self, _: Vec<IpAddr>) -> Result<(), TableError> {
+    async fn delete_flows(&self, _: StaleAddresses) -> Result<(), TableError> {
         Ok(())
     }
 }

@@ -186,6 +186,10 @@ pub async fn start(
             let started = policies::start(config, &names, &pods, api.clone(), clock.clone())?;
             isolation.set(started.clone());
             tasks.spawn(policies::follow_sandboxes(pods.clone(), started.clone()));
+            // Pods of the earlier network have addresses of the pod CIDR and are not attached.
+            if !earlier_leases(config).exists() {
+                tasks.spawn(policies::follow_unreachable(routes.status(), started.clone()));
+            }
             policies = Some(started);
         }
         router = Some(routes);
@@ -363,11 +367,16 @@ fn cannot_link(error: InstallError) -> Failure {
     Failure::new("cannot link the CNI plugins").because(error)
 }
 
+/// Where the bridge network of earlier versions has its leases.
+fn earlier_leases(config: &Config) -> PathBuf {
+    config.data_dir.join("cni/ipam").join(Install::NETWORK)
+}
+
 /// The bridge network of earlier versions, while it has leases.
 fn earlier(config: &Config) -> std::io::Result<Option<pods::EarlierNetwork>> {
     /// The default name of its bridge, where the configuration no longer has it.
     const BRIDGE: &str = "knarr0";
-    let leases = config.data_dir.join("cni/ipam").join(Install::NETWORK);
+    let leases = earlier_leases(config);
     if !leases.exists() {
         return Ok(None);
     }

@@ -6,7 +6,7 @@ use knarr_api::registry::NETWORK_POLICY;
 use knarr_client::ListOptions;
 use knarr_network::policy::{Attachment, PodKey};
 use tokio::time::{sleep, timeout};
-use tracing::{debug, warn};
+use tracing::debug;
 
 use super::{NetworkPolicies, State};
 
@@ -37,12 +37,16 @@ impl NetworkPolicies {
         let sandbox = attachment.sandbox.clone();
         let pod = attachment.pod.clone().map(|pod| (pod, attachment.uid.clone()));
         let addresses = attachment.addresses.clone();
-        let (_, version) = state.change(|policies| policies.attach(attachment));
+        let (is_clean, version) = state.change(|policies| {
+            let is_clean = state.flows.attach(&sandbox, &addresses);
+            policies.attach(attachment);
+            is_clean
+        });
         let mut missing = AttachError::NotSynced;
         let attached = timeout(WAIT, async {
             committed(state, version).await;
-            if let Err(error) = state.table.delete_flows(addresses).await {
-                warn!(%error, "cannot delete conntrack entries of a pod's addresses");
+            if !is_clean {
+                state.flows.delete(&addresses).await;
             }
             if let Some((pod, uid)) = pod {
                 missing = AttachError::UnknownPod(pod.clone());

@@ -1,6 +1,5 @@
 //! Brings the table to what was decided. What [`Kernel`] does blocks; [`KernelTable`] has threads for it.
 
-use std::net::IpAddr;
 use std::sync::Arc;
 
 use async_trait::async_trait;
@@ -10,6 +9,7 @@ use parking_lot::Mutex;
 use tokio::task::spawn_blocking;
 use tracing::error;
 
+use super::clean_addresses::StaleAddresses;
 use crate::table::{Comparison, Table, TableError, element};
 
 /// IANA's number: the protocol whose flows pass on to another pod that has the address.
@@ -17,8 +17,8 @@ const UDP: u8 = 17;
 
 type Result<T> = std::result::Result<T, TableError>;
 
-/// The table of policies, as the driver has it. Only one task calls it, except for [`PolicyTable::delete_flows`]. A kernel
-/// that is played in a simulation is another one.
+/// The table of policies, as the driver has it. Only one task calls it, except for [`PolicyTable::delete_flows`], which only
+/// another one calls. A kernel that is played in a simulation is another one.
 #[async_trait]
 pub trait PolicyTable: Send + Sync + 'static {
     /// Carries out what has changed, or makes the whole table equal to [`Policies::ruleset`] when it is not known what it
@@ -31,8 +31,8 @@ pub trait PolicyTable: Send + Sync + 'static {
     /// Has the next sync compare everything.
     fn forget(&self);
 
-    /// Deletes the flows of an earlier pod with these addresses that would pass as established.
-    async fn delete_flows(&self, addresses: Vec<IpAddr>) -> Result<()>;
+    /// Deletes the flows of earlier pods with these addresses that would pass as established: a dump of the conntrack table.
+    async fn delete_flows(&self, stale: StaleAddresses) -> Result<()>;
 }
 
 /// The kernel's own.
@@ -75,8 +75,8 @@ impl PolicyTable for KernelTable {
         self.0.lock().forget();
     }
 
-    async fn delete_flows(&self, addresses: Vec<IpAddr>) -> Result<()> {
-        let deleted = spawn_blocking(move || delete_flows(&addresses)).await?;
+    async fn delete_flows(&self, stale: StaleAddresses) -> Result<()> {
+        let deleted = spawn_blocking(move || delete_flows(&stale)).await?;
         deleted.map_err(TableError::from)
     }
 }
@@ -242,16 +242,15 @@ fn difference(nftables: &mut Nftables, table: &Table, ruleset: &Ruleset, names: 
 
 /// Deletes UDP flows from and to these addresses. They are an earlier pod's, and their packets would pass as those of
 /// established connections.
-fn delete_flows(addresses: &[IpAddr]) -> std::result::Result<(), knarr_nftables::Error> {
+fn delete_flows(stale: &StaleAddresses) -> std::result::Result<(), knarr_nftables::Error> {
     let mut conntrack = Conntrack::open()?;
     for (family, is_ipv4) in [(Family::Ip, true), (Family::Ip6, false)] {
-        let is_stale = |address: IpAddr| addresses.contains(&address);
-        if addresses.iter().any(|address| address.is_ipv4() == is_ipv4) {
+        if stale.has_family(is_ipv4) {
             conntrack.delete(family, UDP, |flow| {
                 let tuples = [flow.original, flow.reply];
                 tuples
                     .iter()
-                    .any(|tuple| is_stale(tuple.source.ip()) || is_stale(tuple.destination.ip()))
+                    .any(|tuple| stale.contains(tuple.source.ip()) || stale.contains(tuple.destination.ip()))
             })?;
         }
     }

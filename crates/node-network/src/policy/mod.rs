@@ -5,8 +5,10 @@
 //! - **Start**: what an earlier process left stays in force until everything needed is known. Then new chains and sets
 //!   are made next to the old ones, the pods' elements move to them in one transaction, and the old ones are deleted.
 //! - **A pod is added** ([`NetworkPolicies::attach`], awaited before it may send): its addresses are isolated at once,
-//!   flows of an earlier pod with them are deleted, and its rules are put in force when its object is known and so are
-//!   all policies that are as old. In doubt the call fails, and the pod does not start.
+//!   flows of an earlier pod with them are deleted if there may be any, and its rules are put in force when its object is
+//!   known and so are all policies that are as old. In doubt the call fails, and the pod does not start.
+//! - **A pod is removed** ([`NetworkPolicies::detach`]): its flows are deleted soon, with those of other removed pods, so
+//!   that the next pod with its address need not wait for that ([`clean_addresses`] says why none are added meanwhile).
 //! - **A change** is one commit, for new sets and chains preceded by what makes them.
 //! - **An error**, or a deletion by another program, is followed by a full comparison. Until that succeeds the kernel
 //!   keeps what it has.
@@ -14,8 +16,10 @@
 //! Pods of other nodes are watched only while a policy that selects a local pod has peers by selectors.
 
 mod attach;
+mod clean_addresses;
 mod driver;
 mod events;
+mod flows;
 mod informers;
 mod kernel;
 mod metrics;
@@ -34,12 +38,15 @@ use tokio::sync::Notify;
 use tokio::task::{JoinSet, spawn_blocking};
 
 pub use self::attach::AttachError;
+pub use self::clean_addresses::StaleAddresses;
 pub use knarr_network::policy::{Attachment, PodKey};
 
+use self::flows::Flows;
 use self::informers::{Origins, SyncedRevisions};
 use self::kernel::KernelTable;
 pub use self::kernel::PolicyTable;
 use self::metrics::Metrics;
+use crate::routes::Unreachable;
 use crate::signal::Signal;
 use crate::table::TableError;
 
@@ -62,6 +69,8 @@ struct State {
     node_name: NodeName,
     policies: Arc<Mutex<Policies>>,
     table: Arc<dyn PolicyTable>,
+    /// Of which sandboxes it knows is changed while `policies` is locked.
+    flows: Flows,
     origins: Mutex<Origins>,
     reached: Signal<SyncedRevisions>,
     /// Counts changes of `policies`; read and written while that is locked.
@@ -121,8 +130,10 @@ impl NetworkPolicies {
             dns: config.dns,
         };
         let mut policies = Policies::new(of, first_number);
+        let flows = Flows::default();
         for attachment in attachments {
             let sandbox = attachment.sandbox.clone();
+            flows.attach(&sandbox, &attachment.addresses);
             policies.attach(attachment);
             policies.release(&sandbox);
         }
@@ -131,6 +142,7 @@ impl NetworkPolicies {
             node_name: config.node_name,
             policies: Arc::new(Mutex::new(policies)),
             table,
+            flows,
             origins: Mutex::default(),
             reached: Signal::default(),
             version: Mutex::new(0),
@@ -143,23 +155,37 @@ impl NetworkPolicies {
             tasks.spawn(informer);
         }
         tasks.spawn(driver::run(state.clone(), config.events));
+        let deleting = state.clone();
+        tasks.spawn(async move { deleting.flows.run(&*deleting.table).await });
         NetworkPolicies { state, _tasks: tasks }
     }
 
-    /// The sandbox and its addresses were removed.
+    /// The sandbox, its link and the routes to its addresses were removed.
     pub fn detach(&self, sandbox: &str) {
-        self.state.change(|policies| policies.detach(sandbox));
+        let state = &self.state;
+        state.change(|policies| {
+            policies.detach(sandbox);
+            state.flows.detach(sandbox);
+        });
     }
 
     /// All attached sandboxes but these were removed, as with [`NetworkPolicies::detach`]. `is_there` is asked while no other
     /// can be attached: one that is attached at the same time is there before that.
     pub fn retain(&self, is_there: impl Fn(&str) -> bool) {
-        self.state.change(|policies| {
+        let state = &self.state;
+        state.change(|policies| {
             let known: Vec<Arc<str>> = policies.sandboxes().cloned().collect();
             for removed in known.iter().filter(|sandbox| !is_there(sandbox)) {
                 policies.detach(removed);
+                state.flows.detach(removed);
             }
         });
+    }
+
+    /// The ranges of which this node drops all packets from and to addresses that no attached sandbox has: its own pod
+    /// CIDRs. Only pods with such addresses are attached without a dump of the conntrack table. None are known at first.
+    pub fn set_unreachable(&self, unreachable: &Unreachable) {
+        self.state.flows.set_unreachable(unreachable);
     }
 
     /// Returns when all that is known now is in the kernel.

@@ -15,8 +15,9 @@ use knarr_client::fake::FakeApi;
 use knarr_client::{Api, DeleteOptions, TokioClock};
 use knarr_network::catalog::Protocol;
 use knarr_network::policy::{Endpoint, Outcome};
-use knarr_nftables::{Family, Nftables};
+use knarr_nftables::{Conntrack, Family, Nftables};
 use knarr_node_network::policy::{Attachment, Config, NetworkPolicies, PodKey, TABLE, remove_all};
+use knarr_node_network::routes::Unreachable;
 use serde_json::{Value, json};
 use tokio::time::timeout;
 
@@ -278,6 +279,44 @@ fn n6_default_deny_holds_from_the_first_packet() {
         policies.attach(cluster.attachment("y", "a")).await.unwrap();
         let other = cluster.pod("y", "a").addresses[1];
         assert!(cluster.pod("z", "a").reaches(Transport::Tcp, other, 80));
+    });
+}
+
+/// How many UDP flows to the address connection tracking has.
+fn flows_to(address: IpAddr) -> usize {
+    let mut count = 0;
+    let mut conntrack = Conntrack::open().unwrap();
+    let read = conntrack.delete(Family::Ip, 17, |flow| {
+        count += usize::from(flow.original.destination.ip() == address);
+        false
+    });
+    assert_eq!(read.unwrap(), 0);
+    count
+}
+
+#[test]
+fn n6_flows_of_removed_pods_are_deleted_before_the_next_pod_comes() {
+    run(|| async {
+        let cluster = Cluster::new().await;
+        let policies = NetworkPolicies::start(cluster.api.clone(), config(), cluster.attachments()).unwrap();
+        policies.synced().await;
+        let [removed, unused, running]: [IpAddr; 3] =
+            ["10.0.0.1", "10.0.0.2", "10.0.0.3"].map(|ip| ip.parse().unwrap());
+        policies.detach("x-b");
+        for (from, to) in [(("x", "b"), removed), (("y", "a"), unused), (("z", "a"), running)] {
+            let flow = cluster.pod(from.0, from.1).open_flow(SocketAddr::new(to, 80));
+            assert!(answers(&flow), "{to}");
+            assert_eq!(flows_to(to), 1);
+        }
+        policies.set_unreachable(&Unreachable {
+            ranges: vec!["10.0.0.0/24".parse().unwrap(), "fd00::/64".parse().unwrap()],
+            set: 1,
+        });
+        policies.detach("x-a");
+        while flows_to(removed) + flows_to(unused) > 0 {
+            tokio::task::yield_now().await;
+        }
+        assert_eq!(flows_to(running), 1, "both of its pods run");
     });
 }
 

@@ -1,4 +1,4 @@
-//! The enforcement of NetworkPolicies: started with the pods that run, and kept up to date with the pods.
+//! The enforcement of NetworkPolicies: started with the pods that run, and kept up to date with pods and routes.
 
 use std::sync::{Arc, OnceLock};
 
@@ -7,6 +7,8 @@ use knarr_client::events::EventRecorder;
 use knarr_client::{Api, Clock};
 use knarr_node_network::pods::{self, Pods, SandboxId};
 use knarr_node_network::policy::{self, NetworkPolicies};
+use knarr_node_network::routes::{self, Unreachable};
+use knarr_node_network::signal::Signal;
 
 use super::Names;
 use crate::command::Failure;
@@ -60,6 +62,16 @@ pub async fn follow_sandboxes(pods: Pods, policies: Arc<NetworkPolicies>) {
             let id = SandboxId::try_from(sandbox.to_string());
             id.is_ok_and(|id| pods.get(&id).is_some())
         });
+    }
+}
+
+/// Has the addresses of removed pods cleaned while no route leads to them.
+pub async fn follow_unreachable(status: Arc<Signal<routes::Status>>, policies: Arc<NetworkPolicies>) {
+    let mut seen = Unreachable::default();
+    loop {
+        let status = status.wait_for(|status| status.unreachable != seen).await;
+        seen = status.unreachable;
+        policies.set_unreachable(&seen);
     }
 }
 
