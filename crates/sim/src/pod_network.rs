@@ -17,6 +17,7 @@ use knarr_node::runtime::{Result, Runtime, RuntimeError};
 use knarr_node_network::own_node::OwnNodeWatch;
 use knarr_node_network::pods::{Addresses, SandboxId};
 use knarr_node_network::policy::{Config, NetworkPolicies};
+use knarr_node_network::routes::Unreachable;
 use parking_lot::Mutex;
 use tokio::time::{Instant, interval, sleep};
 use tokio_util::sync::CancellationToken;
@@ -234,9 +235,15 @@ impl NodePodNetwork {
         if cidrs.is_empty() {
             return Err(unavailable("the node has no pod CIDR yet"));
         }
+        // The routes of a host are not simulated: they are there before the first ADD.
+        agent.policies.set_unreachable(&Unreachable {
+            ranges: cidrs.clone(),
+            set: 0,
+        });
         let id = id_of(&sandbox.id)?;
         let of = self.take(agent, sandbox, &cidrs)?;
-        let ips = of.addresses.iter().map(ToString::to_string).collect();
+        let addresses = of.addresses.clone();
+        let ips = addresses.iter().map(ToString::to_string).collect();
         agent.pause().await;
         if self.mutation == Some(Mutation::StartBeforePolicy) {
             let (agent, observer) = (agent.clone(), self.observer.clone());
@@ -249,6 +256,13 @@ impl NodePodNetwork {
         } else if let Err(error) = agent.policies.attach(of).await {
             return Err(unavailable(&error.to_string()));
         } else {
+            if let Some((address, other)) = self.kernel.connected(&sandbox.id, &addresses) {
+                let what = format!(
+                    "connections of sandbox {other} to {address} of {} pass as those of {}",
+                    self.node, sandbox.id
+                );
+                self.observer.violate("N6", what);
+            }
             self.observer.attached(&self.node, &sandbox.id);
         }
         agent.pause().await;

@@ -2,6 +2,7 @@
 //! the agent. Each step takes some time and may fail; what was done is kept when the agent dies, and is lost when the
 //! host reboots.
 
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -33,16 +34,33 @@ const COMPARED: usize = 2;
 
 /// A host's table, over all incarnations of its agent.
 #[derive(Default)]
-pub(crate) struct Kernel(Mutex<Ruleset>);
+pub(crate) struct Kernel {
+    table: Mutex<Ruleset>,
+    /// The addresses with entries in connection tracking, and the sandbox that these are of.
+    flows: Mutex<BTreeMap<IpAddr, String>>,
+}
 
 impl Kernel {
     pub fn rebooted(&self) {
-        *self.0.lock() = Ruleset::default();
+        *self.table.lock() = Ruleset::default();
+        self.flows.lock().clear();
+    }
+
+    /// From now on the sandbox has flows; the earlier sandbox whose flows pass as its own, if there is one.
+    pub fn connected(&self, sandbox: &str, addresses: &[IpAddr]) -> Option<(IpAddr, String)> {
+        let mut earlier = None;
+        for address in addresses {
+            let before = self.flows.lock().insert(*address, sandbox.into());
+            if let Some(other) = before.filter(|other| other != sandbox) {
+                earlier = Some((*address, other));
+            }
+        }
+        earlier
     }
 
     /// Higher than the numbers of the existing sets and chains.
     pub fn first_number(&self) -> u64 {
-        let table = self.0.lock();
+        let table = self.table.lock();
         Ruleset::number_above(table.sets.keys().chain(table.chains.keys()).map(|name| &**name))
     }
 }
@@ -98,7 +116,7 @@ impl SimulatedTable {
     }
 
     fn has_changed(&self) {
-        let table = self.kernel.0.lock().clone();
+        let table = self.kernel.table.lock().clone();
         self.observer.policed(&self.node, table);
     }
 
@@ -125,7 +143,7 @@ impl SimulatedTable {
 
     /// Compares the verdicts from before a change with the kernel after it.
     fn compare(&self, expected: &[ExpectedVerdict]) {
-        let table = self.kernel.0.lock();
+        let table = self.kernel.table.lock();
         let differs = expected.iter().find_map(|expected| {
             let passes = passes(
                 &table,
@@ -157,7 +175,7 @@ impl SimulatedTable {
         let is_fixed = |name: &Arc<str>| FIXED_SETS.contains(&&**name);
         self.step().await?;
         {
-            let mut table = self.kernel.0.lock();
+            let mut table = self.kernel.table.lock();
             for (name, set) in ruleset.sets.iter().filter(|(name, _)| !is_fixed(name)) {
                 table.sets.insert(name.clone(), set.clone());
             }
@@ -167,14 +185,14 @@ impl SimulatedTable {
         }
         self.step().await?;
         {
-            let mut table = self.kernel.0.lock();
+            let mut table = self.kernel.table.lock();
             for (name, set) in ruleset.sets.iter().filter(|(name, _)| is_fixed(name)) {
                 table.sets.insert(name.clone(), set.clone());
             }
         }
         self.has_changed();
         self.step().await?;
-        *self.kernel.0.lock() = ruleset;
+        *self.kernel.table.lock() = ruleset;
         self.has_changed();
         Ok(())
     }
@@ -182,7 +200,7 @@ impl SimulatedTable {
     async fn carry_out(&self, change: Change) -> Result<(), TableError> {
         if !change.sets.is_empty() || !change.chains.is_empty() {
             self.step().await?;
-            let mut table = self.kernel.0.lock();
+            let mut table = self.kernel.table.lock();
             table.sets.extend(change.sets);
             table.chains.extend(change.chains);
         }
@@ -190,7 +208,7 @@ impl SimulatedTable {
             self.step().await?;
             let mut wrong = None;
             {
-                let mut table = self.kernel.0.lock();
+                let mut table = self.kernel.table.lock();
                 for operation in change.operations {
                     let Some(set) = table.sets.get_mut(&operation.set) else {
                         wrong = Some(format!("no set {}", operation.set));
@@ -213,7 +231,7 @@ impl SimulatedTable {
         }
         if !change.unused_chains.is_empty() || !change.unused_sets.is_empty() {
             self.step().await?;
-            let mut table = self.kernel.0.lock();
+            let mut table = self.kernel.table.lock();
             change
                 .unused_chains
                 .iter()
@@ -289,7 +307,14 @@ impl PolicyTable for SimulatedTable {
         self.state.lock().is_known = false;
     }
 
-    async fn delete_flows(&self, _: StaleAddresses) -> Result<(), TableError> {
+    async fn delete_flows(&self, stale: StaleAddresses) -> Result<(), TableError> {
+        if self.dead.is_cancelled() {
+            std::future::pending::<()>().await;
+        }
+        self.kernel
+            .flows
+            .lock()
+            .retain(|address, _| !stale.contains(*address));
         Ok(())
     }
 }
