@@ -419,7 +419,7 @@ impl SchedulingQueue {
         &mut self,
         event: impl Fn(&'static str) -> &'static str,
         now: Timestamp,
-        helps: impl Fn(&'static str, &PodInfo) -> bool,
+        mut helps: impl FnMut(&'static str, &PodInfo) -> bool,
     ) {
         let mut helped: BTreeMap<ObjectKey, &'static str> = BTreeMap::new();
         for (plugin, keys) in &self.unschedulable_by_plugin {

@@ -320,7 +320,8 @@ impl Scheduler {
         self.queue.flush_unschedulable_leftover(now);
         loop {
             let pod = self.queue.pop(now)?;
-            // Its victims are not evicted yet: it must not choose others.
+            // Its victims are not evicted yet: it must not choose others. An event of a node, a volume or a device has
+            // requeued it.
             if let Some(missed_event) = self.preempting.get_mut(pod.uid()) {
                 *missed_event = true;
                 let plugins = hints::POD_EVENT_PLUGINS.iter().copied().collect();
@@ -399,6 +400,7 @@ impl Scheduler {
         };
         let settings = self.profiles[profile].clone();
         self.preemption_chosen(&settings, &pod, &candidate, now);
+        self.preempting.insert(pod.uid().clone(), false);
         let lower = self.cluster.at(candidate.index).nominated.iter();
         let lower: Vec<Arc<PodInfo>> = lower.filter(|n| n.priority() < pod.priority()).cloned().collect();
         for pod in &lower {
@@ -406,7 +408,6 @@ impl Scheduler {
             // It may fit another node now.
             self.queue.requeue_pod(&pod.key(), event::POD_UPDATE, now);
         }
-        self.preempting.insert(pod.uid().clone(), false);
         Action::Preempt {
             message,
             node,

@@ -2,6 +2,7 @@
 //! and which pods they requeue. Each change is applied once; what was decided here and is not yet written (assumed)
 //! is kept until the API shows something newer.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{Node, Pod};
@@ -321,10 +322,14 @@ impl Scheduler {
             .queue
             .any_unschedulable_by(&[pod_topology_spread::NAME, inter_pod_affinity::NAME])
         {
+            let preempting = &mut self.preempting;
             self.queue.requeue_where(
                 |_| event::ASSIGNED_POD_ADD,
                 now,
-                |plugin, waiting| hints::pod_changed(plugin, waiting, &pod.class, true),
+                |plugin, waiting| {
+                    let helps = || hints::pod_changed(plugin, waiting, &pod.class, true);
+                    requeues(preempting, waiting, helps)
+                },
             );
         }
     }
@@ -336,10 +341,14 @@ impl Scheduler {
     /// The pod is not there any more as it was, because of the event.
     fn assigned_pod_left(&mut self, event: &'static str, pod: &PodInfo, now: Timestamp) {
         if self.queue.any_unschedulable_by(hints::POD_EVENT_PLUGINS) {
+            let preempting = &mut self.preempting;
             self.queue.requeue_where(
                 |_| event,
                 now,
-                |plugin, waiting| hints::pod_changed(plugin, waiting, &pod.class, false),
+                |plugin, waiting| {
+                    let helps = || hints::pod_changed(plugin, waiting, &pod.class, false);
+                    requeues(preempting, waiting, helps)
+                },
             );
         }
     }
@@ -349,6 +358,23 @@ impl Scheduler {
         if self.classes.are_many(self.live_classes) {
             self.states.clear();
             self.live_classes = self.classes.forget_dead();
+        }
+    }
+}
+
+/// Whether an event of a pod requeues the waiting pod. For one whose victims are being evicted it is noted, and
+/// [`Scheduler::preempted`] requeues the pod: until then it would only be popped and returned, once for each victim of
+/// every preemption in progress. In kube-scheduler such a pod is gated by the PreEnqueue of DefaultPreemption (KEP-4832).
+fn requeues(
+    preempting: &mut BTreeMap<PodUid, bool>,
+    waiting: &PodInfo,
+    helps: impl FnOnce() -> bool,
+) -> bool {
+    match preempting.get_mut(waiting.uid()) {
+        None => helps(),
+        Some(missed_event) => {
+            *missed_event = *missed_event || helps();
+            false
         }
     }
 }

@@ -183,9 +183,52 @@ fn p4_a_nominated_pod_skips_its_backoff_unless_other_pods_are_due() {
             "deleted first: {deleted_first}"
         );
         assert_eq!(step(&mut scheduler, 0), "nothing");
-        // If the victim was deleted first, it was also popped while it was not evicted yet.
-        let pops = added(&scheduler, "PopFromBackoffQ", "active");
-        assert_eq!(pops, 1 + u64::from(deleted_first));
+        // Also if the victim was deleted first it was not popped before.
+        assert_eq!(added(&scheduler, "PopFromBackoffQ", "active"), 1);
+    }
+}
+
+#[test]
+fn p4_a_pod_whose_victims_are_being_evicted_is_requeued_once_for_all_events_of_pods() {
+    let with = |name: &str, priority: i32, cpu: &str, node: &str| {
+        let mut pod = serde_json::to_value(&*asking(name, cpu, "1Mi")).unwrap();
+        pod["spec"]["priority"] = priority.into();
+        pod["spec"]["nodeName"] = node.into();
+        shared::<Pod>(pod)
+    };
+    let lows = ["low-1", "low-2", "low-3"].map(|name| with(name, 0, "1", "n"));
+    let rest = with("rest", 100, "1", "n");
+    let elsewhere = with("elsewhere", 100, "2", "m");
+    let small = json!({"status": {"allocatable": {"cpu": "2"}}});
+    // (deleted meanwhile, whether an eviction failed, the next attempt, how often it was requeued)
+    let table: [(&[&Shared<Pod>], bool, &str, u64); 5] = [
+        (&[], false, "nothing", 0),
+        (&[], true, "high preempts ", 1),
+        (&[&lows[0], &lows[1], &lows[2]], false, "high -> n", 1),
+        (&[&lows[0], &lows[1], &lows[2]], true, "high -> n", 1),
+        (&[&elsewhere], false, "high preempts ", 1),
+    ];
+    for (at_case, (deleted, failed, next, requeued)) in table.into_iter().enumerate() {
+        let mut scheduler = cluster(&[node("n", json!({})), node("m", small.clone())]);
+        for pod in lows.iter().chain([&rest, &elsewhere]) {
+            scheduler.pod_changed(None, Some(pod), at(0));
+        }
+        scheduler.pod_changed(None, Some(&with("high", 10, "3", "")), at(0));
+        let Some(Action::Preempt { pod, .. }) = scheduler.schedule_one(at(0)) else {
+            panic!("case {at_case}: the pods of low priority are in the way")
+        };
+        for gone in deleted.iter().copied() {
+            scheduler.pod_changed(Some(gone), None, at(0));
+            assert_eq!(step(&mut scheduler, 0), "nothing", "case {at_case}");
+        }
+        // It waits in unschedulablePods all the time.
+        assert_eq!(scheduler.queue_lengths().unschedulable, 1, "case {at_case}");
+        scheduler.preempted(&pod, failed, at(0));
+        let found = step(&mut scheduler, i64::from(failed));
+        assert!(found.starts_with(next), "case {at_case}: {found}");
+        let deletions = added(&scheduler, "AssignedPodDelete", "backoff");
+        let activations = added(&scheduler, "ForceActivate", "backoff");
+        assert_eq!(deletions + activations, requeued, "case {at_case}");
     }
 }
 
