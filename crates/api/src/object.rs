@@ -271,6 +271,12 @@ impl Object {
         !self.version.is_empty() && stored.strip_prefix(head) == Some(tail)
     }
 
+    /// Whether both are one object at one revision, as an object and its [slim](Object::slim) one are: they share their encoding. `false` for
+    /// objects that were read or encoded separately, also if they are equal.
+    pub fn shares_encoding(&self, other: &Object) -> bool {
+        std::ptr::eq(&*self.json, &*other.json) && self.kind == other.kind
+    }
+
     /// The length of the encoding in the store; `None` if the object is not from the store.
     pub fn stored_len(&self) -> Option<usize> {
         (!self.version.is_empty()).then(|| self.json.len() - self.version.len())

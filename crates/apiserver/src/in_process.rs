@@ -7,8 +7,8 @@ use futures::StreamExt;
 use futures::stream;
 use http::Method;
 use k8s_openapi::api::autoscaling::v1::Scale;
-use k8s_openapi::api::core::v1::{Binding, PodCondition};
-use knarr_api::{AnyObject, Kind, Object, convert, k8s_openapi, registry};
+use k8s_openapi::api::core::v1::{Binding, Pod, PodCondition};
+use knarr_api::{AnyObject, Kind, Object, Shared, convert, k8s_openapi, registry};
 use knarr_apimachinery::{Error, Result};
 use knarr_client::{
     Api, Component, DeleteOptions, Identities, List, ListOptions, Patch, Term, WatchEvent, WatchOptions,
@@ -349,11 +349,11 @@ impl Api for InProcess {
 
     async fn disrupt(
         &self,
-        namespace: &str,
-        name: &str,
+        pod: &Shared<Pod>,
         condition: PodCondition,
         options: DeleteOptions,
     ) -> Result<Arc<Object>> {
+        let (namespace, name) = (pod.object().namespace(), pod.object().name());
         self.allowed("patch", &registry::POD, namespace, name, "status")?;
         let target = self.allowed("delete", &registry::POD, namespace, name, "")?;
         let request = DeleteRequest {
@@ -361,12 +361,10 @@ impl Api for InProcess {
             pod_condition: Some(condition),
             ..DeleteRequest::default()
         };
-        Ok(self
-            .server
-            .pipeline
-            .delete(&mut self.ctx("delete"), &target, &request)
-            .await?
-            .object)
+        let mut ctx = self.ctx("delete");
+        ctx.read = Some(pod.object().clone());
+        let deleted = self.server.pipeline.delete(&mut ctx, &target, &request).await?;
+        Ok(deleted.object)
     }
 
     async fn scale(&self, kind: &Kind, namespace: &str, name: &str) -> Result<Scale> {
@@ -412,14 +410,16 @@ impl Api for InProcess {
     }
 
     #[instrument(name = "request", level = "debug", skip_all, fields(verb = "create", resource = registry::POD.plural(), subresource = "binding", namespace = binding.metadata.namespace, name = binding.metadata.name, user = self.user.name))]
-    async fn create_binding(&self, binding: Binding) -> Result<()> {
+    async fn create_binding(&self, binding: Binding, pod: Option<&Shared<Pod>>) -> Result<()> {
         let meta = &binding.metadata;
         let namespace = meta.namespace.clone().unwrap_or_default();
         let name = meta.name.clone().unwrap_or_default();
         let target = self.allowed("create", &registry::POD, &namespace, &name, "binding")?;
+        let mut ctx = self.ctx("create");
+        ctx.read = pod.map(|pod| pod.object().clone());
         self.server
             .subresources
-            .create_binding(&mut self.ctx("create"), &target, binding)
+            .create_binding(&mut ctx, &target, binding)
             .await
     }
 

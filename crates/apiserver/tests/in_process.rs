@@ -12,6 +12,8 @@ mod conversion;
 mod custom;
 #[path = "in_process/definitions.rs"]
 mod definitions;
+#[path = "in_process/disruption.rs"]
+mod disruption;
 #[path = "in_process/hooks.rs"]
 mod hooks;
 #[path = "in_process/lists_and_watches.rs"]

@@ -7,6 +7,7 @@ use async_trait::async_trait;
 use futures::stream::BoxStream;
 use k8s_openapi::api::autoscaling::v1::Scale;
 use k8s_openapi::api::core::v1::{Binding, ObjectReference, Pod, PodCondition};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use knarr_api::deletion::Propagation;
 use knarr_api::k8s_openapi;
 use knarr_api::registry::Registered;
@@ -140,15 +141,16 @@ pub trait Api: Send + Sync + 'static {
         options: DeleteOptions,
     ) -> Result<Arc<Object>>;
     /// Deletes a pod and sets its DisruptionTarget condition: in one write where the server can do so; otherwise the
-    /// condition is written first.
+    /// condition is written first. `pod` is the pod as the caller has read it, perhaps at an earlier revision: only the uid of `options`
+    /// is a precondition. A server of this process does not decode the pod again while it is at that revision.
     async fn disrupt(
         &self,
-        namespace: &str,
-        name: &str,
+        pod: &Shared<Pod>,
         why: PodCondition,
         options: DeleteOptions,
     ) -> Result<Arc<Object>> {
         let kind = Pod::kind_of();
+        let (namespace, name) = (pod.object().namespace(), pod.object().name());
         let mut patch = serde_json::json!({"status": {"conditions": [why]}});
         if let Some(uid) = &options.preconditions.uid {
             patch["metadata"] = serde_json::json!({"uid": uid});
@@ -197,8 +199,8 @@ pub trait Api: Send + Sync + 'static {
         Ok(())
     }
     /// Creates a Binding: assigns the pod that it names to its target, with the uid in its metadata as precondition. A server of this process
-    /// takes it as it is; others get it as JSON.
-    async fn create_binding(&self, binding: Binding) -> Result<()> {
+    /// takes it as it is; others get it as JSON. `pod` is the pod as the caller has read it, see [`Api::disrupt`]; `None` if it has not.
+    async fn create_binding(&self, binding: Binding, _pod: Option<&Shared<Pod>>) -> Result<()> {
         let body = codec::to_plain_value(&binding).map_err(Error::internal)?;
         let meta = binding.metadata;
         let (namespace, name) = (meta.namespace.unwrap_or_default(), meta.name.unwrap_or_default());
@@ -227,6 +229,24 @@ pub trait TypedApi {
     async fn update_status_as<T: Registered>(&self, object: T) -> Result<Shared<T>>;
     /// Binds a pod to a node (the `binding` subresource), with the pod's uid as precondition.
     async fn bind(&self, pod: &Pod, node: &NodeName) -> Result<()>;
+    /// The same for a pod that was read from this API, see [`Api::disrupt`].
+    async fn bind_read(&self, pod: &Shared<Pod>, node: &NodeName) -> Result<()>;
+}
+
+fn binding(pod: &ObjectMeta, node: &NodeName) -> Binding {
+    Binding {
+        metadata: ObjectMeta {
+            name: Some(pod.name.clone().unwrap_or_default()),
+            namespace: Some(pod.namespace.clone().unwrap_or_default()),
+            uid: pod.uid.clone(),
+            ..ObjectMeta::default()
+        },
+        target: ObjectReference {
+            kind: Some("Node".into()),
+            name: Some(node.into()),
+            ..ObjectReference::default()
+        },
+    }
 }
 
 #[async_trait]
@@ -248,20 +268,11 @@ impl<A: Api + ?Sized> TypedApi for A {
     }
 
     async fn bind(&self, pod: &Pod, node: &NodeName) -> Result<()> {
-        let meta = &pod.metadata;
-        let binding = Binding {
-            metadata: k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta {
-                name: Some(meta.name.clone().unwrap_or_default()),
-                namespace: Some(meta.namespace.clone().unwrap_or_default()),
-                uid: meta.uid.clone(),
-                ..Default::default()
-            },
-            target: ObjectReference {
-                kind: Some("Node".into()),
-                name: Some(node.into()),
-                ..Default::default()
-            },
-        };
-        self.create_binding(binding).await
+        self.create_binding(binding(&pod.metadata, node), None).await
+    }
+
+    async fn bind_read(&self, pod: &Shared<Pod>, node: &NodeName) -> Result<()> {
+        let binding = binding(pod.object().metadata(), node);
+        self.create_binding(binding, Some(pod)).await
     }
 }

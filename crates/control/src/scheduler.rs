@@ -270,7 +270,7 @@ impl Driver {
     }
 
     async fn bind(&self, pod: &Shared<Pod>, node: NodeName) -> bool {
-        match self.api.bind(pod, &node).await {
+        match self.api.bind_read(pod, &node).await {
             Ok(()) => {
                 self.scheduler.lock().bound(pod);
                 let message = format!(
@@ -426,8 +426,7 @@ impl Driver {
             },
             ..DeleteOptions::default()
         };
-        let (namespace, name) = (victim.object().namespace(), victim.object().name());
-        match self.api.disrupt(namespace, name, condition, options).await {
+        match self.api.disrupt(victim, condition, options).await {
             Ok(_) => {
                 let by = pod.object().uid();
                 let there = victim.spec.as_ref().and_then(|s| s.node_name.as_deref());

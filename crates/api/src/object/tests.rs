@@ -41,6 +41,10 @@ fn a_slim_object_is_the_same_object() {
     assert!(Arc::ptr_eq(&slim, &full.slim()) && Arc::ptr_eq(&slim, &slim.slim()));
     assert_eq!(slim.json(), full.json());
     assert!(slim.has_encoding(&stored));
+    assert!(slim.shares_encoding(&full) && full.shares_encoding(&slim));
+    for other in [full.at_revision(7), slim.at_revision(7), full.at_revision(8)] {
+        assert!(!full.shares_encoding(&other), "encoded separately: {other:?}");
+    }
     assert_eq!(
         [full.stored_len(), slim.stored_len()],
         [Some(stored.len()), Some(stored.len())]

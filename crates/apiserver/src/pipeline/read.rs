@@ -95,7 +95,7 @@ impl Pipeline {
             Some(found) if target.kind.is_converted_by_webhook() => {
                 self.converter.object(&found, target.kind).await.map(Some)
             }
-            found => Ok(found),
+            found => Ok(found.map(|found| ctx.as_read(found))),
         }
     }
 

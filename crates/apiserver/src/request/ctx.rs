@@ -2,9 +2,10 @@
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use k8s_openapi::jiff::Timestamp;
-use knarr_api::k8s_openapi;
+use knarr_api::{Object, k8s_openapi};
 use knarr_client::{Component, Term};
 
 use super::warnings::Warnings;
@@ -31,6 +32,8 @@ pub struct Ctx {
     pub term: Option<Term>,
     /// `dryRun=All`: everything but the write.
     pub dry_run: bool,
+    /// The request's object as the component that makes the request has read it.
+    pub(crate) read: Option<Arc<Object>>,
     /// Whether the cache is known to have caught up with the store since the request was received, see `Pipeline::catch_up`.
     pub(crate) caught_up: bool,
     /// The object that admission policies and webhooks get.
@@ -65,6 +68,7 @@ impl Ctx {
             manager,
             term: None,
             dry_run: false,
+            read: None,
             caught_up: false,
             admission_object: AdmissionObject::default(),
             warnings: Warnings::default(),
@@ -79,6 +83,15 @@ impl Ctx {
             by_server: true,
             manager: Some(FIELD_MANAGER.into()),
             ..Ctx::new(user, now)
+        }
+    }
+
+    /// The stored object; with its typed value, if the cache has dropped that and the component that makes the request has it: it is not decoded
+    /// again. An object that the component has read at another revision is not used.
+    pub(crate) fn as_read(&self, stored: Arc<Object>) -> Arc<Object> {
+        match &self.read {
+            Some(read) if stored.is_slim() && read.shares_encoding(&stored) => read.clone(),
+            _ => stored,
         }
     }
 
@@ -103,4 +116,47 @@ pub enum AdmissionObject {
     Scale,
     /// None: they were called with the request's own object (a Binding, an Eviction).
     None,
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::api::core::v1::ConfigMap;
+    use knarr_api::registry::CONFIG_MAP;
+
+    use super::*;
+
+    fn config_map(value: &str, revision: u64) -> Arc<Object> {
+        let mut map = ConfigMap::default();
+        map.metadata.name = Some("m".into());
+        // Large enough to become slim.
+        map.data = Some([("k".to_string(), value.repeat(2048))].into());
+        let mut typed: Box<dyn knarr_api::AnyObject> = Box::new(map);
+        let stored = Object::encode_for_store(&mut *typed);
+        Arc::new(Object::from_stored(&CONFIG_MAP, typed, &stored, revision))
+    }
+
+    #[test]
+    fn what_a_component_has_read_is_used_only_if_it_is_the_stored_object() {
+        let read = config_map("a", 1);
+        let slim = read.slim();
+        for (stored, uses_read) in [
+            (slim.clone(), true),
+            (read.clone(), true),
+            (config_map("a", 1), false),
+            (config_map("a", 1).slim(), false),
+            (config_map("b", 1).slim(), false),
+            (config_map("a", 2).slim(), false),
+        ] {
+            let mut ctx = Ctx::of_server(Timestamp::UNIX_EPOCH);
+            assert!(Arc::ptr_eq(&ctx.as_read(stored.clone()), &stored));
+            ctx.read = Some(read.clone());
+            let used = ctx.as_read(stored.clone());
+            assert!(
+                Arc::ptr_eq(&used, if uses_read { &read } else { &stored }),
+                "{stored:?}"
+            );
+            assert_eq!(used.json(), stored.json());
+        }
+        assert!(slim.is_slim(), "it was not decoded");
+    }
 }

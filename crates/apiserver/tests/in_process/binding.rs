@@ -25,7 +25,11 @@ async fn l2_a_components_binding_does_what_a_document_does() {
     let bind = async |name: &str, uid: &str, node: &str| {
         let body = binding(name, uid, node);
         let answer = match name {
-            "typed" => c.api.create_binding(serde_json::from_value(body).unwrap()).await,
+            "typed" => {
+                c.api
+                    .create_binding(serde_json::from_value(body).unwrap(), None)
+                    .await
+            }
             name => c
                 .api
                 .create_subresource(&POD, "default", name, "binding", body)

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use futures::StreamExt;
 use knarr_api::k8s_openapi::api::autoscaling::v1::Scale;
-use knarr_api::k8s_openapi::api::core::v1::Binding;
-use knarr_api::{AnyObject, registry};
+use knarr_api::k8s_openapi::api::core::v1::{Binding, Pod};
+use knarr_api::{AnyObject, Shared, registry};
 use knarr_client::{
     Api, Component, DeleteOptions, Error, Identities, Kind, List, ListOptions, Object, Patch, Result, Term,
     WatchOptions, WatchStream,
@@ -292,7 +292,7 @@ impl Api for ComponentApi {
         self.record_request(what, deleted).await
     }
 
-    async fn create_binding(&self, binding: Binding) -> Result<()> {
+    async fn create_binding(&self, binding: Binding, pod: Option<&Shared<Pod>>) -> Result<()> {
         let what = self.observer.has_story().then(|| {
             let meta = &binding.metadata;
             let of = full_name(
@@ -301,7 +301,10 @@ impl Api for ComponentApi {
             );
             format!("create {} {of} binding", registry::POD.plural())
         });
-        let created = self.send(true, |api| async move { api.create_binding(binding).await });
+        let pod = pod.cloned();
+        let created = self.send(true, |api| async move {
+            api.create_binding(binding, pod.as_ref()).await
+        });
         self.record_request(what, created).await
     }
 
