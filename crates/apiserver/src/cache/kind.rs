@@ -186,6 +186,14 @@ impl KindCache {
         Some((state.window.range(first..).cloned().collect(), state.newest))
     }
 
+    /// The object that was deleted at `revision`, at that revision; `None` if there is no such change in the window.
+    pub fn deleted_at(&self, revision: u64) -> Option<Arc<Object>> {
+        let state = self.state.read();
+        let at = state.window.partition_point(|c| c.revision < revision);
+        let change = state.window.get(at)?;
+        (change.deleted && change.revision == revision).then(|| change.object.clone())
+    }
+
     /// Begins a watch. `after` = `None` begins with all objects; a revision begins after it.
     /// 410 if the changes since that revision are no longer in the window.
     pub fn subscribe(&self, filter: &Filter, after: Option<u64>) -> Result<Subscription, Error> {
@@ -544,6 +552,23 @@ mod tests {
         assert!(state.window.capacity() < 4 * LAST_CHANGES);
         let bytes = state.window.iter().map(|change| change.weight_bytes());
         assert_eq!(state.window_bytes, bytes.sum::<usize>());
+    }
+
+    #[test]
+    fn a_deleted_object_is_found_by_the_revision_of_its_deletion() {
+        let cache = KindCache::new(&registry::CONFIG_MAP);
+        for (revision, name) in [(1, "a"), (2, "b")] {
+            let mut map = ConfigMap::default();
+            map.metadata.name = Some(name.into());
+            map.metadata.resource_version = Some(revision.to_string());
+            let object = Object::from_typed(&registry::CONFIG_MAP, Box::new(map));
+            cache.put(name, Arc::new(object));
+        }
+        cache.remove("a", 4);
+        cache.remove("b", 6);
+        let found = (0..8).filter_map(|revision| cache.deleted_at(revision));
+        let found: Vec<_> = found.map(|o| (o.name().to_string(), o.revision())).collect();
+        assert_eq!(found, [("a".to_string(), 4), ("b".to_string(), 6)]);
     }
 
     #[test]

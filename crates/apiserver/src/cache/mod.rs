@@ -404,6 +404,15 @@ impl Cache {
         })
     }
 
+    /// An object that was deleted at `revision`, at that revision: the one that watchers got, while it is among the last changes.
+    pub(crate) fn deleted_at(&self, object: &Object, revision: u64) -> Arc<Object> {
+        let cache = self.of(object.kind()).ok();
+        let deleted = cache.and_then(|cache| cache.deleted_at(revision));
+        deleted
+            .filter(|deleted| deleted.kind() == object.kind() && deleted.uid() == object.uid())
+            .unwrap_or_else(|| Arc::new(object.at_revision(revision)))
+    }
+
     pub(crate) fn count_watched(&self, kind: &Kind, events: usize) {
         self.metrics
             .watched(kind.group(), kind.version(), kind.kind(), events as u64);

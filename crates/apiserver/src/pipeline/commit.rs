@@ -159,7 +159,7 @@ impl Pipeline {
 
     async fn remove(&self, object: &Arc<Object>, term: Option<&Term>) -> Result<Written<Committed>, Error> {
         Ok(match self.cache.delete(object, term).await? {
-            Written::Done(revision) => Committed::removed(Arc::new(object.at_revision(revision))),
+            Written::Done(revision) => Committed::removed(self.cache.deleted_at(object, revision)),
             Written::Conflict => Written::Conflict,
         })
     }

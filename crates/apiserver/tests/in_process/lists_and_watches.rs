@@ -171,3 +171,21 @@ async fn a_watch_that_falls_behind_ends_and_resumes_from_its_revision() {
     }
     assert_eq!(watches, 2, "all of it is remembered");
 }
+
+#[tokio::test(start_paused = true)]
+async fn the_answer_to_a_deletion_is_the_object_that_watchers_get() {
+    let c = cluster().await;
+    let mut watch = c.api.watch(&CONFIG_MAP, WatchOptions::default()).await.unwrap();
+    c.api.create_as(config_map("a", "1")).await.unwrap();
+    let deleted = c
+        .api
+        .delete(&CONFIG_MAP, "default", "a", DeleteOptions::default());
+    let deleted = deleted.await.unwrap();
+    let seen = loop {
+        if let WatchEvent::Deleted(object) = watch.next().await.unwrap().unwrap() {
+            break object;
+        }
+    };
+    assert_eq!(seen.revision(), deleted.revision());
+    assert!(seen.shares_encoding(&deleted), "it is encoded once");
+}
