@@ -19,7 +19,7 @@ use super::manager_id::{MAX_UPDATE_MANAGERS, ManagerId, Operation};
 use super::reset::Reset;
 use super::set::FieldSet;
 use super::text;
-use super::unchanged::entries_if_unchanged;
+use super::unchanged::entries_if_others_unchanged;
 use super::values;
 use crate::any_object::AnyObject;
 use crate::kind::Kind;
@@ -206,7 +206,7 @@ impl Managed {
             let changed = c.added.clone().union(c.modified.clone());
             let changed = Reset::of(kind, &by.subresource).keep(changed);
             if changed.intersection(&STRIPPED).is_empty()
-                && let Some(after) = entries_if_unchanged(entries, &changed, &by, now)
+                && let Some(after) = entries_if_others_unchanged(entries, &changed, &by, now)
             {
                 return Ok(Some(after));
             }

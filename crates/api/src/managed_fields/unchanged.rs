@@ -1,5 +1,6 @@
-//! Updates that change no manager's fields: a heartbeat, a status written again. They are most of what a busy
-//! cluster writes, so they are recognized by reading the encoded sets, without a tree of any of them.
+//! Updates that take no field from another manager: a heartbeat, a status written again, the first status or the first condition that a
+//! component writes. They are most of what a busy cluster writes, so they are recognized by reading the encoded sets, without a
+//! tree of any but the writer's own.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -12,13 +13,14 @@ use serde_json::Value;
 
 use super::manager_id::{MAX_UPDATE_MANAGERS, ManagerId, Operation};
 use super::set::{FieldSet, Node, SELF, owns};
+use super::text;
 
-/// The entries after `by` has written all of `changed`, if only its time changes; `None`
-/// where a manager's set changes, or where that is not found out easily. `entries` are as [`Managed::encode`] made them and all
+/// The entries after `by` has written all of `changed`, if no other manager has one of these fields; `None`
+/// where one has, or where that is not found out easily. `entries` are as [`Managed::encode`] made them and all
 /// of one version, and no field of `changed` was removed.
 ///
 /// [`Managed::encode`]: super::Managed::encode
-pub(super) fn entries_if_unchanged(
+pub(super) fn entries_if_others_unchanged(
     entries: &[ManagedFieldsEntry],
     changed: &FieldSet,
     by: &ManagerId,
@@ -39,13 +41,27 @@ pub(super) fn entries_if_unchanged(
             return None;
         }
         let is_mine = writes && belongs_to(entry, by);
-        if held != (if is_mine { paths } else { 0 }) || is_mine && mine.replace(at).is_some() {
+        if !is_mine && held != 0 || is_mine && mine.replace((at, held)).is_some() {
             return None;
         }
     }
     let mut entries = entries.to_vec();
-    if writes {
-        entries.get_mut(mine?)?.time = Some(Time(now));
+    match mine {
+        _ if !writes => {}
+        Some((at, held)) => {
+            let entry = entries.get_mut(at)?;
+            if held != paths {
+                let had = FieldSet::read(&entry.fields_v1.as_ref()?.0)?;
+                entry.fields_v1 = Some(text::fields_v1(had.union(changed.clone()).to_text()));
+            }
+            entry.time = Some(Time(now));
+        }
+        None if by.operation == Operation::Update && entries.len() < MAX_UPDATE_MANAGERS => {
+            let fields = text::fields_v1(changed.to_text());
+            entries.push(by.clone().entry(fields, by.api_version.clone(), Some(now)));
+        }
+        // The oldest would be merged.
+        None => return None,
     }
     // As `Managed::encode` has them.
     entries.sort_by(|a, b| {
@@ -140,6 +156,71 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn a_manager_gets_fields_that_no_other_has_and_the_others_stay_as_they_are() {
+        let id = |name: &str| ManagerId {
+            name: name.into(),
+            operation: Operation::Update,
+            api_version: "v1".into(),
+            subresource: "status".into(),
+        };
+        let at = |second| Timestamp::from_second(second).unwrap();
+        let entry = |name: &str, fields: Value, second| {
+            let fields = text::fields_v1(fields.to_string());
+            id(name).entry(fields, "v1".into(), Some(at(second)))
+        };
+        let out_of_order = r#"{"f:z":{},"f:a":{}}"#;
+        let creator = ManagedFieldsEntry {
+            fields_v1: Some(text::fields_v1(out_of_order.into())),
+            ..entry("creator", json!({}), 1)
+        };
+        let before = [creator, entry("kubelet", json!({"f:s": {"f:phase": {}}}), 2)];
+        // (writer, its fields, the set that it has then)
+        for (name, changed, then) in [
+            (
+                "kubelet",
+                json!({"f:s": {"f:phase": {}}}),
+                Some(json!({"f:s": {"f:phase": {}}})),
+            ),
+            (
+                "kubelet",
+                json!({"f:s": {"f:phase": {}, "f:ip": {}}}),
+                Some(json!({"f:s": {"f:ip": {}, "f:phase": {}}})),
+            ),
+            (
+                "kubelet",
+                json!({"f:ip": {}}),
+                Some(json!({"f:ip": {}, "f:s": {"f:phase": {}}})),
+            ),
+            (
+                "scheduler",
+                json!({"f:s": {"f:node": {}}}),
+                Some(json!({"f:s": {"f:node": {}}})),
+            ),
+            ("scheduler", json!({"f:s": {"f:node": {}, "f:phase": {}}}), None),
+            ("kubelet", json!({"f:a": {}}), None),
+        ] {
+            let set = FieldSet::read(&changed).unwrap();
+            let after = entries_if_others_unchanged(&before, &set, &id(name), at(9));
+            let expected = then.map(|then| {
+                let others = before.iter().filter(|e| e.manager.as_deref() != Some(name));
+                let mut all: Vec<_> = others.cloned().collect();
+                all.push(entry(name, then, 9));
+                all
+            });
+            assert_eq!(after, expected, "{name}: {changed}");
+        }
+        let many: Vec<_> = (0_i32..10)
+            .map(|n| entry(&format!("m{n}"), json!({format!("f:{n}"): {}}), 1))
+            .collect();
+        let set = FieldSet::read(&json!({"f:new": {}})).unwrap();
+        let written = |entries: &[ManagedFieldsEntry], name: &str| {
+            entries_if_others_unchanged(entries, &set, &id(name), at(9)).is_some()
+        };
+        assert_eq!((written(&many, "m3"), written(&many, "new")), (true, false));
+        assert!(written(&many[1..], "new"));
+    }
 
     #[test]
     fn owned_paths_are_counted_in_the_text() {
