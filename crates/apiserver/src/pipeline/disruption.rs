@@ -47,7 +47,7 @@ impl Pipeline {
             operation: Operation::Update,
             old: Some(old),
         };
-        self.track(ctx, &target, Some(old), &mut *write.object).await?;
+        self.track_conditions(ctx, &target, old, pod).await?;
         let admission = &self.admission;
         write.object = admission
             .mutate_by_extensions(ctx, &attributes, write.object)

@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 
+use k8s_openapi::api::core::v1::{Pod, PodStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ManagedFieldsEntry;
 use knarr_api::managed_fields::{Conversions, Managed, ManagerId, Operation, blank, is_reset};
 use knarr_api::{AnyObject, Object, convert, k8s_openapi};
@@ -129,6 +130,28 @@ impl Pipeline {
         Ok(())
     }
 
+    /// As [`Pipeline::track`], where the pod differs from the stored one in its conditions only: the rest of both is not encoded and compared.
+    pub(super) async fn track_conditions(
+        &self,
+        ctx: &Ctx,
+        target: &Target<'_>,
+        live: &Object,
+        pod: &mut Pod,
+    ) -> Result<(), Error> {
+        let stored = live.get::<Pod>();
+        let entries =
+            entries_of(live).filter(|all| !all.is_empty() && are_of(all, &target.kind.api_version()));
+        let (Some(manager), Some(stored), Some(entries)) = (&ctx.manager, stored, entries) else {
+            return self.track(ctx, target, Some(live), pod).await;
+        };
+        let (before, after) = (conditions_alone(stored), conditions_alone(pod));
+        let by = ManagerId::new(manager, Operation::Update, target.kind, target.subresource);
+        let now = super::seconds(ctx.now);
+        let entries = Managed::update_entries(entries, target.kind, (&before, &after), by, now);
+        pod.metadata.managed_fields = entries.map_err(Error::internal)?;
+        Ok(())
+    }
+
     /// The result of `compute` once all conversions that it needs are done. Without a webhook it is computed once.
     pub(super) async fn with_conversions<T: Send>(
         &self,
@@ -161,6 +184,21 @@ impl Pipeline {
             "the managed fields need more than {CONVERSION_ROUNDS} rounds of conversions"
         )))
     }
+}
+
+/// The encoding of a pod that has nothing but these conditions.
+fn conditions_alone(pod: &Pod) -> Vec<u8> {
+    let status = pod.status.as_ref().map(|status| PodStatus {
+        conditions: status.conditions.clone(),
+        ..PodStatus::default()
+    });
+    let alone = Pod {
+        status,
+        ..Pod::default()
+    };
+    let mut json = Vec::with_capacity(1024);
+    alone.encode_into(&mut json);
+    json
 }
 
 fn are_of(entries: &[ManagedFieldsEntry], api_version: &str) -> bool {

@@ -89,3 +89,41 @@ async fn p4_a_victim_gets_its_condition_and_deletion_as_it_is_stored_whatever_th
     let stale = c.api.disrupt(&read[2], target(), of_uid(&read[2])).await;
     assert_eq!(stale.unwrap_err().code(), 404, "it is deleted");
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_victims_managed_fields_are_those_of_an_update_of_its_status() {
+    let c = cluster().await;
+    let fields = |object: &Object| object.get::<Pod>().unwrap().metadata.managed_fields.clone();
+    // The first status of the writer, one that adds fields to its own, and one that takes fields from another manager.
+    for (case, writers) in [
+        ("first", vec![]),
+        ("more", vec!["same"]),
+        ("other", vec!["other"]),
+    ] {
+        let mut pods = Vec::new();
+        for name in [format!("disrupted-{case}"), format!("patched-{case}")] {
+            let created = c.api.create_as(pod(&name, 60)).await.unwrap();
+            c.api.bind_read(&created, &"n1".into()).await.unwrap();
+            for writer in &writers {
+                let api = match *writer {
+                    "same" => c.api.clone(),
+                    name => c.server.api_as(name, ["system:masters"]),
+                };
+                let condition = json!({"type": "DisruptionTarget", "status": "False", "reason": "Before"});
+                let status = Patch::Strategic(json!({"status": {"message": "m", "conditions": [condition]}}));
+                api.patch(&POD, "default", &name, "status", status).await.unwrap();
+            }
+            pods.push(c.api.get_as::<Pod>("default", &name).await.unwrap());
+        }
+        let disrupted = c.api.disrupt(&pods[0], target(), of_uid(&pods[0])).await.unwrap();
+        let status = Patch::Strategic(json!({"status": {"conditions": [target()]}}));
+        let name = pods[1].object().name();
+        let patched = c
+            .api
+            .patch(&POD, "default", name, "status", status)
+            .await
+            .unwrap();
+        assert!(fields(&patched).is_some_and(|all| all.iter().any(|e| e.subresource.is_some())));
+        assert_eq!(fields(&disrupted), fields(&patched), "{case}");
+    }
+}
