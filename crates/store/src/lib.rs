@@ -182,6 +182,38 @@ pub enum TxnResult {
     },
 }
 
+impl TxnResult {
+    /// The revision at which it was committed.
+    fn committed(&self) -> Option<Revision> {
+        match self {
+            TxnResult::Committed { revision } => Some(*revision),
+            TxnResult::Failed { .. } => None,
+        }
+    }
+}
+
+/// What became of a transaction and of the deletion after it ([`Store::txn_and_delete`]).
+#[derive(Clone, Debug)]
+pub struct TxnAndDelete {
+    pub txn: TxnResult,
+    /// The revision of the deletion; `None` if it is not known to be made: the transaction failed, the key was written after it, or the store
+    /// did not answer.
+    pub deleted: Option<Revision>,
+}
+
+/// The transaction that deletes `key` if its last write is `revision`, and if the `conditions` on other keys hold.
+fn deletion(mut conditions: Vec<Compare>, key: Bytes, revision: Revision) -> Txn {
+    conditions.retain(|Compare::ModRevision { key: of, .. }| *of != key);
+    conditions.push(Compare::ModRevision {
+        key: key.clone(),
+        is: revision,
+    });
+    Txn {
+        compares: conditions,
+        ops: vec![Op::Delete { key }],
+    }
+}
+
 /// One change, as a watch delivers it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Event {
@@ -333,6 +365,25 @@ pub trait Store: Send + Sync + 'static {
     /// Durable when it returns `Committed`. On `Err` of the kinds `Io`, `NoSpace` and `Closed` nothing was
     /// written; on `Unavailable` it is not known.
     async fn txn(&self, txn: Txn) -> Result<TxnResult, Error>;
+
+    /// Commits `txn`, which writes `key`, and then deletes the key, on the same conditions on other keys: two revisions, and two changes
+    /// for watches. Where it [is one write](Store::deletes_in_one_write) no crash and no other write comes in between. An error is
+    /// about `txn`, as of [`Store::txn`].
+    async fn txn_and_delete(&self, txn: Txn, key: Bytes) -> Result<TxnAndDelete, Error> {
+        let conditions = txn.compares.clone();
+        let txn = self.txn(txn).await?;
+        let deleted = match txn {
+            TxnResult::Committed { revision } => self.txn(deletion(conditions, key, revision)).await.ok(),
+            TxnResult::Failed { .. } => None,
+        };
+        let deleted = deleted.as_ref().and_then(TxnResult::committed);
+        Ok(TxnAndDelete { txn, deleted })
+    }
+
+    /// Whether [`Store::txn_and_delete`] is one write, and so costs less than two transactions.
+    fn deletes_in_one_write(&self) -> bool {
+        false
+    }
 
     /// Every change in `keys` from revision `from` on (inclusive), each once, in order. `from` = 0 starts with the next
     /// change; a revision not yet reached is awaited. `Compacted` if that history was removed.

@@ -84,6 +84,13 @@ pub(crate) const WRITE_ATTEMPTS: usize = 100;
 pub(crate) const MODIFIED: &str =
     "the object has been modified; please apply your changes to the latest version and try again";
 
+/// What happens to an object after it is written.
+#[derive(Clone, Copy)]
+enum AndThen {
+    Keep,
+    Delete,
+}
+
 /// The result of a conditional write.
 pub enum Written<T> {
     Done(T),
@@ -294,11 +301,39 @@ impl Cache {
     pub async fn put(
         &self,
         kind: &Kind,
-        mut typed: Box<dyn AnyObject>,
+        typed: Box<dyn AnyObject>,
         encoding: Option<Vec<u8>>,
         expected_revision: u64,
         term: Option<&Term>,
     ) -> Result<Written<Arc<Object>>, Error> {
+        let written = self.write(kind, typed, encoding, (expected_revision, AndThen::Keep), term);
+        Ok(match written.await? {
+            Written::Done((object, _)) => Written::Done(object),
+            Written::Conflict => Written::Conflict,
+        })
+    }
+
+    /// Writes `typed` over the object of `expected_revision` as [`Cache::put`] does, and deletes it: in one write where the store can do so.
+    /// With the object as it was written comes the revision of the deletion; `None` if it may not be deleted: another write came in between.
+    pub(crate) async fn put_and_delete(
+        &self,
+        kind: &Kind,
+        typed: Box<dyn AnyObject>,
+        expected_revision: u64,
+        term: Option<&Term>,
+    ) -> Result<Written<(Arc<Object>, Option<u64>)>, Error> {
+        self.write(kind, typed, None, (expected_revision, AndThen::Delete), term)
+            .await
+    }
+
+    async fn write(
+        &self,
+        kind: &Kind,
+        mut typed: Box<dyn AnyObject>,
+        encoding: Option<Vec<u8>>,
+        (expected_revision, and_then): (u64, AndThen),
+        term: Option<&Term>,
+    ) -> Result<Written<(Arc<Object>, Option<u64>)>, Error> {
         let meta = typed.metadata();
         let key = keys::key(
             kind,
@@ -348,9 +383,13 @@ impl Cache {
             }],
         };
         let begun = Instant::now();
-        let result = match expected_revision {
-            0 => self.commit_creation(kind, txn, term).await?,
-            _ => self.commit(txn, term).await?,
+        let (result, deleted) = match (expected_revision, and_then) {
+            (0, _) => (self.commit_creation(kind, txn, term).await?, None),
+            (_, AndThen::Keep) => (self.commit(txn, term).await?, None),
+            (_, AndThen::Delete) => {
+                let result = self.commit_and_delete(txn, key.clone(), term).await?;
+                (result.txn, result.deleted)
+            }
         };
         let operation = if expected_revision == 0 {
             "create"
@@ -367,11 +406,14 @@ impl Cache {
                     Ok(object) = written => Some(object),
                     () = self.wait_for(revision) => None,
                 };
-                if let Some(object) = materialized {
-                    return Ok(Written::Done(object));
+                let object = match materialized {
+                    Some(object) => object,
+                    None => self.materialize(kind, &key, &value, revision)?.object,
+                };
+                if let Some(deleted) = deleted {
+                    self.wait_for(deleted).await;
                 }
-                let written = self.materialize(kind, &key, &value, revision)?;
-                Ok(Written::Done(written.object))
+                Ok(Written::Done((object, deleted)))
             }
             TxnResult::Failed { revision, .. } => {
                 drop(deposit_guard);

@@ -6,7 +6,7 @@ use k8s_openapi::api::coordination::v1::Lease;
 use knarr_api::{k8s_openapi, registry};
 use knarr_apimachinery::Error;
 use knarr_client::Term;
-use knarr_store::{Compare, Txn, TxnResult};
+use knarr_store::{Compare, Txn, TxnAndDelete, TxnResult};
 
 use super::{Cache, WRITE_ATTEMPTS, store_error};
 use crate::keys;
@@ -16,6 +16,13 @@ pub(super) fn while_at(txn: &Txn, key: &Bytes, is: u64) -> Txn {
     let mut txn = txn.clone();
     txn.compares.push(Compare::ModRevision { key: key.clone(), is });
     txn
+}
+
+fn moved_too_often(term: &Term) -> Error {
+    Error::conflict(
+        registry::LEASE.resource_ref(&term.name),
+        "the Lease was renewed during each attempt to write in its holder's term",
+    )
 }
 
 impl Cache {
@@ -34,10 +41,30 @@ impl Cache {
                 return Ok(result);
             }
         }
-        Err(Error::conflict(
-            registry::LEASE.resource_ref(&term.name),
-            "the Lease was renewed during each attempt to write in its holder's term",
-        ))
+        Err(moved_too_often(term))
+    }
+
+    /// As [`Cache::commit`], and the key is deleted after it ([`knarr_store::Store::txn_and_delete`]).
+    pub(super) async fn commit_and_delete(
+        &self,
+        txn: Txn,
+        key: Bytes,
+        term: Option<&Term>,
+    ) -> Result<TxnAndDelete, Error> {
+        let Some(term) = term else {
+            return self.store.txn_and_delete(txn, key).await.map_err(store_error);
+        };
+        let lease = keys::key(&registry::LEASE, &term.namespace, &term.name);
+        for _ in 0..WRITE_ATTEMPTS {
+            let is = self.revision_in(term).await?;
+            let during = while_at(&txn, &lease, is);
+            let result = self.store.txn_and_delete(during, key.clone()).await;
+            let TxnAndDelete { txn, deleted } = result.map_err(store_error)?;
+            if let Some(txn) = self.unless_moved(txn, is).await {
+                return Ok(TxnAndDelete { txn, deleted });
+            }
+        }
+        Err(moved_too_often(term))
     }
 
     /// The result of [`while_at`]'s transaction about its own comparisons; `None` if the key that was added had another revision: this cache has

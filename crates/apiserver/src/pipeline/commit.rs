@@ -128,6 +128,9 @@ impl Pipeline {
             })),
             DeletionPlan::Remove if ctx.dry_run => Ok(Committed::removed(old.clone())),
             DeletionPlan::Remove => self.remove(old, term).await,
+            DeletionPlan::Mark { then_remove: true } if self.cache.store().deletes_in_one_write() => {
+                self.mark_and_remove(kind, marked, old, term).await
+            }
             DeletionPlan::Mark { then_remove } => {
                 let marked = self.put_converted(kind, marked, None, old.revision(), term);
                 match marked.await? {
@@ -135,6 +138,26 @@ impl Pipeline {
                     written => Ok(written),
                 }
             }
+        }
+    }
+
+    /// Writes the marks of an object whose grace period is zero, and deletes it, in one write of the store.
+    async fn mark_and_remove(
+        &self,
+        kind: &Kind,
+        marked: Box<dyn AnyObject>,
+        old: &Object,
+        term: Option<&Term>,
+    ) -> Result<Written<Committed>, Error> {
+        let stored = kind.stored();
+        let marked = self.converter.typed(kind, &stored, marked).await?;
+        let written = self.cache.put_and_delete(&stored, marked, old.revision(), term);
+        match written.await? {
+            Written::Done((marked, Some(revision))) => {
+                Ok(Committed::removed(self.cache.deleted_at(&marked, revision)))
+            }
+            Written::Done((marked, None)) => self.remove_marked(marked, term).await,
+            Written::Conflict => Ok(Written::Conflict),
         }
     }
 

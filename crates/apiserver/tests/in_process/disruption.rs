@@ -127,3 +127,56 @@ async fn a_victims_managed_fields_are_those_of_an_update_of_its_status() {
         assert_eq!(fields(&disrupted), fields(&patched), "{case}");
     }
 }
+
+/// A store may make both changes in one write; watchers see two.
+#[tokio::test]
+async fn p4_a_victim_without_a_grace_period_is_seen_with_its_condition_before_it_is_deleted() {
+    let directory = tempfile::tempdir().unwrap();
+    let embedded = knarr_store::Config::Embedded {
+        dir: directory.path().join("store"),
+    };
+    for (config, in_one_write) in [(knarr_store::Config::Memory, false), (embedded, true)] {
+        let store = knarr_store::open(config).await.unwrap();
+        assert_eq!(store.deletes_in_one_write(), in_one_write);
+        let c = server_over(store).await;
+        let account = br#"{"metadata":{"name":"default","namespace":"default"}}"#;
+        let account = SERVICE_ACCOUNT.ops.decode(account).unwrap();
+        c.api.create(&SERVICE_ACCOUNT, account.object).await.unwrap();
+        let created = c.api.create_as(pod("p", 0)).await.unwrap();
+        c.api.bind_read(&created, &"n1".into()).await.unwrap();
+        let read = c.api.get_as::<Pod>("default", "p").await.unwrap();
+        let from_here = WatchOptions {
+            after: Some(read.object().revision()),
+            ..WatchOptions::default()
+        };
+        let mut watch = c.api.watch(&POD, from_here).await.unwrap();
+        let answer = c.api.disrupt(&read, target(), of_uid(&read)).await.unwrap();
+        let mut seen = Vec::new();
+        while seen.len() < 2 {
+            match watch.next().await.unwrap().unwrap() {
+                WatchEvent::Modified(object) => seen.push(("modified", object)),
+                WatchEvent::Deleted(object) => seen.push(("deleted", object)),
+                WatchEvent::Added(_) | WatchEvent::Bookmark(_) => {}
+            }
+        }
+        assert_eq!(
+            seen.iter().map(|(what, _)| *what).collect::<Vec<_>>(),
+            ["modified", "deleted"]
+        );
+        for (what, object) in &seen {
+            let pod: &Pod = object.get().unwrap();
+            let conditions = pod.status.as_ref().unwrap().conditions.as_deref();
+            let has_target = conditions
+                .unwrap_or_default()
+                .iter()
+                .any(|c| c.type_ == "DisruptionTarget");
+            assert!(has_target && pod.metadata.deletion_timestamp.is_some(), "{what}");
+        }
+        let revisions = [seen[0].1.revision(), seen[1].1.revision()];
+        assert!(revisions[0] < revisions[1]);
+        assert!(!in_one_write || revisions[0] + 1 == revisions[1], "{revisions:?}");
+        assert_eq!(answer.json(), seen[1].1.json());
+        let gone = c.api.get(&POD, "default", "p").await.unwrap_err();
+        assert_eq!(gone.code(), 404);
+    }
+}

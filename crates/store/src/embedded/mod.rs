@@ -54,7 +54,10 @@ use self::file::{DataFile, Location};
 use self::writer::{Request, Writer};
 use crate::hub::{History, Hub};
 use crate::index::{Index, Version};
-use crate::{Error, Event, KeyRange, KeyValue, Range, RangeResult, Revision, Store, Txn, TxnResult, Watch};
+use crate::{
+    Error, Event, KeyRange, KeyValue, Range, RangeResult, Revision, Store, Txn, TxnAndDelete, TxnResult,
+    Watch,
+};
 
 /// Transactions that may wait for the writer before callers wait to hand theirs in.
 const QUEUE: usize = 4096;
@@ -293,6 +296,15 @@ impl Store for EmbeddedStore {
     async fn txn(&self, txn: Txn) -> Result<TxnResult, Error> {
         txn.check()?;
         self.ask(|answer| Request::Txn(txn, answer)).await
+    }
+
+    async fn txn_and_delete(&self, txn: Txn, key: Bytes) -> Result<TxnAndDelete, Error> {
+        txn.check()?;
+        self.ask(|answer| Request::TxnAndDelete(txn, key, answer)).await
+    }
+
+    fn deletes_in_one_write(&self) -> bool {
+        true
     }
 
     async fn watch(&self, keys: KeyRange, from: Revision) -> Result<Watch, Error> {

@@ -14,7 +14,9 @@ use super::format::{Encoder, begin_frame, end_frame};
 use super::rewrite::{Plan, Rewrite};
 use super::{Shared, read_pair};
 use crate::index::Version;
-use crate::{Compare, Error, Event, KeyValue, MAX_TXN_BYTES, Op, Revision, Txn, TxnResult};
+use crate::{
+    Compare, Error, Event, KeyValue, MAX_TXN_BYTES, Op, Revision, Txn, TxnAndDelete, TxnResult, deletion,
+};
 
 /// A group of transactions is full at this size: about what the disk writes in the time of some fsyncs, and small
 /// enough that no transaction waits long behind it.
@@ -36,12 +38,14 @@ const BUFFER_BYTES: usize = 256 << 10;
 
 pub(super) enum Request {
     Txn(Txn, oneshot::Sender<Result<TxnResult, Error>>),
+    TxnAndDelete(Txn, Bytes, oneshot::Sender<Result<TxnAndDelete, Error>>),
     Compact(Revision, oneshot::Sender<Result<(), Error>>),
 }
 
 /// What will be answered once the group is durable, or fails.
 enum Answer {
     Txn(TxnResult, oneshot::Sender<Result<TxnResult, Error>>),
+    TxnAndDelete(TxnAndDelete, oneshot::Sender<Result<TxnAndDelete, Error>>),
     Compact(oneshot::Sender<Result<(), Error>>),
 }
 
@@ -50,8 +54,10 @@ impl Answer {
     fn send(self, failure: Option<&Error>) {
         match (self, failure) {
             (Answer::Txn(result, to), None) => drop(to.send(Ok(result))),
+            (Answer::TxnAndDelete(result, to), None) => drop(to.send(Ok(result))),
             (Answer::Compact(to), None) => drop(to.send(Ok(()))),
             (Answer::Txn(_, to), Some(error)) => drop(to.send(Err(error.clone()))),
+            (Answer::TxnAndDelete(_, to), Some(error)) => drop(to.send(Err(error.clone()))),
             (Answer::Compact(to), Some(error)) => drop(to.send(Err(error.clone()))),
         }
     }
@@ -221,6 +227,10 @@ impl Writer {
                         }
                     }
                 }
+                Request::TxnAndDelete(txn, key, to) => match self.add_txn_and_delete(&mut group, txn, key) {
+                    Ok(result) => group.answers.push(Answer::TxnAndDelete(result, to)),
+                    Err(error) => drop(to.send(Err(error))),
+                },
                 Request::Compact(revision, to) => match self.add_compaction(&mut group, revision) {
                     Ok(()) => group.answers.push(Answer::Compact(to)),
                     Err(error) => drop(to.send(Err(error))),
@@ -358,6 +368,20 @@ impl Writer {
             group.newest.insert(key, Pending { version, pair });
         }
         Ok(TxnResult::Committed { revision })
+    }
+
+    /// The transaction and, if it is committed, the deletion of the key after it: both are in the group, or neither.
+    fn add_txn_and_delete(&mut self, group: &mut Group, txn: Txn, key: Bytes) -> Result<TxnAndDelete, Error> {
+        let conditions = txn.compares.clone();
+        let txn = self.add_txn(group, txn)?;
+        let deleted = match txn {
+            TxnResult::Committed { revision } => {
+                self.add_txn(group, deletion(conditions, key, revision)).ok()
+            }
+            TxnResult::Failed { .. } => None,
+        };
+        let deleted = deleted.as_ref().and_then(TxnResult::committed);
+        Ok(TxnAndDelete { txn, deleted })
     }
 
     fn add_compaction(&mut self, group: &mut Group, revision: Revision) -> Result<(), Error> {

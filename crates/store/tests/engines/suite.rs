@@ -197,6 +197,43 @@ pub async fn comparisons_decide_all_or_nothing(store: Arc<dyn Store>) {
     assert_eq!(commit(s, vec![is("a", 0)], vec![put_op("a", "2")]).await, 5);
 }
 
+pub async fn a_key_is_written_and_deleted_with_two_changes(store: Arc<dyn Store>) {
+    let s = &*store;
+    put(s, "a", "1").await;
+    put(s, "lease", "1").await;
+    let mut watch = s.watch(all(), 4).await.unwrap();
+    let write = |compares: Vec<Compare>| async move {
+        let txn = Txn {
+            compares,
+            ops: vec![put_op("a", "2")],
+        };
+        let result = s.txn_and_delete(txn, key("a")).await.unwrap();
+        match result.txn {
+            TxnResult::Committed { revision } => (Some(revision), result.deleted),
+            TxnResult::Failed { .. } => (None, result.deleted),
+        }
+    };
+    for conditions in [vec![is("a", 3)], vec![is("a", 2), is("lease", 2)]] {
+        assert_eq!(write(conditions).await, (None, None), "neither of both");
+    }
+    assert_eq!(read(s, all(), None).await, "a=1 lease=1");
+    let conditions = vec![is("a", 2), is("lease", 3)];
+    assert_eq!(write(conditions).await, (Some(4), Some(5)));
+    assert_eq!(read(s, all(), None).await, "lease=1");
+    assert_eq!(read(s, all(), Some(4)).await, "a=2 lease=1");
+    // Also a key that did not exist before.
+    assert_eq!(write(vec![is("a", 0)]).await, (Some(6), Some(7)));
+    assert_eq!(events(&mut watch, 4).await, ["4:a=2", "5:a=-", "6:a=2", "7:a=-"]);
+    let malformed = Txn {
+        compares: vec![],
+        ops: vec![put_op("", "1")],
+    };
+    assert!(matches!(
+        s.txn_and_delete(malformed, key("a")).await,
+        Err(Error::BadTxn(_))
+    ));
+}
+
 pub async fn malformed_transactions_are_rejected(store: Arc<dyn Store>) {
     let s = &*store;
     let bad = [
@@ -508,6 +545,7 @@ macro_rules! laws {
             an_empty_store_is_at_revision_1_and_counts_changes
             pairs_carry_their_history
             comparisons_decide_all_or_nothing
+            a_key_is_written_and_deleted_with_two_changes
             malformed_transactions_are_rejected
             ranges_are_in_byte_order_and_half_open
             limits_cut_and_counts_do_not
