@@ -149,7 +149,7 @@ impl Policies {
                 })
             }
             Endpoint::Address(address) => Some(End {
-                pod: self.owner(*address).and_then(|key| Some((key, self.pod(key)?))),
+                pod: self.pod_at(*address),
                 addresses: vec![*address],
             }),
         }
@@ -188,26 +188,40 @@ impl Policies {
     }
 
     fn verdict(&self, rule: &Rule, peering: &Peering<'_>) -> Verdict {
+        if !self.has_peer(rule, peering.peer, peering.peer_address) {
+            return Verdict::NoPeerMatches;
+        }
+        match rule.has_port(peering.destination, peering.protocol, peering.port) {
+            true => Verdict::Allows,
+            false => Verdict::NoPortMatches,
+        }
+    }
+
+    /// Whether any of the rule's peers matches this one, by its address and by the pod that has it.
+    pub(super) fn has_peer(&self, rule: &Rule, pod: Option<(&PodKey, &Pod)>, address: IpAddr) -> bool {
         let matches = |peer: &Peer| match peer {
             Peer::Everyone => true,
-            Peer::Block(ranges) => ranges.contains(peering.peer_address),
-            Peer::Pods(selector) => peering.peer.is_some_and(|(key, pod)| {
+            Peer::Block(ranges) => ranges.contains(address),
+            Peer::Pods(selector) => pod.is_some_and(|(key, pod)| {
                 let labels = &pod.profile.labels;
                 selector.matches(&key.namespace, self.namespace_labels(&key.namespace), labels)
             }),
         };
-        if !rule.peers.iter().any(matches) {
-            return Verdict::NoPeerMatches;
-        }
-        let protocol = peering.protocol;
-        let named = rule.ports.named.iter().filter(|(of, _)| *of == protocol);
-        let mut named = named.filter_map(|(_, name)| peering.destination?.port(protocol, name));
-        let numbers = &rule.ports.numbers;
-        match numbers.contains(protocol.number(), Some(peering.port))
-            || named.any(|port| port == peering.port)
-        {
-            true => Verdict::Allows,
-            false => Verdict::NoPortMatches,
-        }
+        rule.peers.iter().any(matches)
+    }
+
+    /// The pod that has the address by the API.
+    pub(super) fn pod_at(&self, address: IpAddr) -> Option<(&PodKey, &Pod)> {
+        let key = self.owner(address)?;
+        Some((key, self.pod(key)?))
+    }
+}
+
+impl Rule {
+    /// Whether any of its ports is this one; named ports are those of `destination`.
+    pub(super) fn has_port(&self, destination: Option<&Pod>, protocol: Protocol, port: u16) -> bool {
+        let named = self.ports.named.iter().filter(|(of, _)| *of == protocol);
+        let mut named = named.filter_map(|(_, name)| destination?.port(protocol, name));
+        self.ports.numbers.contains(protocol.number(), Some(port)) || named.any(|of| of == port)
     }
 }

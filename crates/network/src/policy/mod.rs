@@ -37,6 +37,7 @@ mod spec;
 mod state;
 #[cfg(test)]
 mod tests;
+mod verdicts;
 
 pub use addresses::Ranges;
 pub use explain::{Endpoint, Explanation, Outcome, Side, Verdict};
@@ -49,3 +50,4 @@ pub use ruleset::{
 };
 pub use spec::{Direction, Peer, Policy, PolicyKey, Ports, Rule};
 pub use state::{Change, Counts, Operation, Policies, Problem};
+pub use verdicts::{PodVerdicts, PortVerdicts};

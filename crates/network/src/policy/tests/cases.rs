@@ -7,7 +7,7 @@ use super::reference;
 use super::simulation::Nodes;
 use super::world::{Connection, TestPod, World};
 use crate::catalog::Protocol;
-use crate::policy::{Endpoint, Outcome, PodKey};
+use crate::policy::{Endpoint, Outcome, PodKey, Policies};
 
 /// From, to, ports (`80/TCP`), whether allowed: later ones override earlier ones, and without any all is allowed. `*` is
 /// all, `x/*` all of a namespace.
@@ -32,6 +32,34 @@ fn expected(expectations: &[Expectation<'_>], from: &TestPod, to: &TestPod, conn
         .unwrap_or(true)
 }
 
+/// Each end's own verdict, with and without its reasons.
+fn verdicts_are_those_explained(policies: &Policies, from: &TestPod, to: &TestPod, connection: &Connection) {
+    let Connection {
+        from: source,
+        to: destination,
+        protocol,
+        port,
+    } = *connection;
+    let ends = [source, destination].map(Endpoint::Address);
+    let explained = policies.explain(&ends[0], &ends[1], protocol, port);
+    let verdicts = |of: &TestPod, address, peer| {
+        let of = policies.verdicts_of(&PodKey::new(&of.namespace, &of.name), address)?;
+        of.with(peer, protocol, [port])
+    };
+    let (egress, ingress) = (
+        verdicts(from, source, destination),
+        verdicts(to, destination, source),
+    );
+    assert_eq!(
+        (egress.map(|v| v.egress), ingress.map(|v| v.ingress)),
+        (
+            explained.egress.as_ref().map(|side| [side.is_allowed()]),
+            explained.ingress.as_ref().map(|side| [side.is_allowed()])
+        ),
+        "{connection:?} {explained:#?}"
+    );
+}
+
 fn check(policies: &[(&str, Value)], expectations: &[Expectation<'_>]) {
     check_in(World::grid(), policies, expectations);
 }
@@ -54,14 +82,15 @@ fn check_in(mut world: World, policies: &[(&str, Value)], expectations: &[Expect
             expected,
             "reference: {case} {connection:?}"
         );
-        let [from, to] = [connection.from, connection.to].map(Endpoint::Address);
-        let explained = both.explain(&from, &to, connection.protocol, connection.port);
+        let [source, destination] = [connection.from, connection.to].map(Endpoint::Address);
+        let explained = both.explain(&source, &destination, connection.protocol, connection.port);
         let outcome = if expected {
             Outcome::Allowed
         } else {
             Outcome::Denied
         };
         assert_eq!(explained.outcome, outcome, "{case} {explained:#?}");
+        verdicts_are_those_explained(&both, from, to, &connection);
     }
     both.take_change();
     nodes.check(&world);
