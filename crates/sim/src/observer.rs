@@ -26,6 +26,7 @@ use crate::placement::Placement;
 use crate::rules;
 use crate::switches::Switch;
 use crate::world::{Kubelet, LeaseRenewal, Life, Observation, World, is_ready, owner};
+pub(crate) use network::SettledPod;
 
 /// A violation of a rule, and when it was.
 #[derive(Clone, Debug)]

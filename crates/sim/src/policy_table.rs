@@ -8,8 +8,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use knarr_network::catalog::Protocol;
-use knarr_network::policy::{Change, Direction, Endpoint, FIXED_SETS, Policies, Ruleset};
-use knarr_network::policy::{Outcome, PodKey};
+use knarr_network::policy::{Change, Direction, FIXED_SETS, Policies, PortVerdicts, Ruleset};
 use knarr_nftables::Family;
 use knarr_node_network::policy::{PolicyTable, StaleAddresses};
 use knarr_node_network::table::TableError;
@@ -17,8 +16,8 @@ use parking_lot::Mutex;
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
-use crate::observer::Observer;
-use crate::policy_verdict::{PORTS, passes};
+use crate::observer::{Observer, SettledPod};
+use crate::policy_verdict::{InvalidTable, PORTS, PeerAddress, PodPackets};
 use crate::random::Stream;
 
 /// One step in so many thousands takes the kernel long …
@@ -80,13 +79,10 @@ pub(crate) struct TableAccess {
     pub is_known: bool,
 }
 
-/// The agent's verdict on a connection to or from one of its pods.
-struct ExpectedVerdict {
-    direction: Direction,
+/// The agent's verdicts on connections of one of its pods.
+struct ExpectedVerdicts {
     own: IpAddr,
-    peer: IpAddr,
-    port: u16,
-    is_allowed: bool,
+    of_peers: Vec<(IpAddr, PortVerdicts<{ PORTS.len() }>)>,
 }
 
 impl SimulatedTable {
@@ -121,52 +117,51 @@ impl SimulatedTable {
     }
 
     /// The agent's verdicts for some of its pods, as of now.
-    fn ask(&self, policies: &Policies) -> Vec<ExpectedVerdict> {
-        let locals = self.observer.settled_pods(&self.node);
-        let mut expected = Vec::new();
-        for _ in 0..COMPARED {
-            let Some((key, uid, own)) = self.state.lock().chance.pick(&locals).cloned() else {
-                return expected;
-            };
-            if !policies.knows_pod(&key, Some(&uid)) {
-                continue;
-            }
-            let peers = self.observer.pod_addresses();
-            for peer in peers.into_iter().filter(|peer| *peer != own) {
-                for port in PORTS {
-                    expected.extend(answers(policies, &key, own, peer, port));
-                }
-            }
+    fn ask(&self, policies: &Policies) -> Vec<ExpectedVerdicts> {
+        let settled = {
+            let chance = &mut self.state.lock().chance;
+            self.observer.some_settled_pods(&self.node, COMPARED, chance)
+        };
+        if settled.is_empty() {
+            return Vec::new();
         }
-        expected
+        let peers = self.observer.pod_addresses();
+        let of_pod = |pod: &SettledPod| {
+            if !policies.knows_pod(&pod.key, Some(&pod.uid)) {
+                return None;
+            }
+            // In the API the address may still belong to another pod, or not yet to any.
+            let verdicts = policies.verdicts_of(&pod.key, pod.address)?;
+            let of_peer = |peer: &IpAddr| Some((*peer, verdicts.with(*peer, Protocol::Tcp, PORTS)?));
+            Some(ExpectedVerdicts {
+                own: pod.address,
+                of_peers: peers.iter().filter_map(of_peer).collect(),
+            })
+        };
+        settled.iter().filter_map(of_pod).collect()
     }
 
     /// Compares the verdicts from before a change with the kernel after it.
-    fn compare(&self, expected: &[ExpectedVerdict]) {
-        let table = self.kernel.table.lock();
-        let differs = expected.iter().find_map(|expected| {
-            let passes = passes(
-                &table,
-                expected.direction,
-                expected.own,
-                expected.peer,
-                expected.port,
+    fn compare(&self, expected: &[ExpectedVerdicts]) {
+        let differs = {
+            let table = self.kernel.table.lock();
+            expected.iter().find_map(|of_pod| differing(&table, of_pod))
+        };
+        if let Some(Differing {
+            direction,
+            own,
+            peer,
+            port,
+            is_allowed,
+            passes,
+        }) = differs
+        {
+            let passes = passes.map_err(|invalid| invalid.to_string());
+            let node = &self.node;
+            let what = format!(
+                "{direction} of {own} with {peer} port {port}: the agent of {node} says {is_allowed}, \
+                 the kernel {passes:?}"
             );
-            (passes != Ok(expected.is_allowed)).then(|| {
-                let passes = passes.map_err(|invalid| invalid.to_string());
-                format!(
-                    "{} of {} with {} port {}: the agent of {} says {}, the kernel {passes:?}",
-                    expected.direction,
-                    expected.own,
-                    expected.peer,
-                    expected.port,
-                    self.node,
-                    expected.is_allowed
-                )
-            })
-        });
-        drop(table);
-        if let Some(what) = differs {
             self.observer.violate("N6", what);
         }
     }
@@ -247,33 +242,47 @@ impl SimulatedTable {
     }
 }
 
-/// The agent's verdicts, in both directions.
-fn answers(policies: &Policies, key: &PodKey, own: IpAddr, peer: IpAddr, port: u16) -> Vec<ExpectedVerdict> {
-    let (own_end, peer_end) = (Endpoint::Address(own), Endpoint::Address(peer));
-    let mut expected = Vec::new();
-    for direction in [Direction::Ingress, Direction::Egress] {
-        let explained = match direction {
-            Direction::Ingress => policies.explain(&peer_end, &own_end, Protocol::Tcp, port),
-            Direction::Egress => policies.explain(&own_end, &peer_end, Protocol::Tcp, port),
-        };
-        let side = match direction {
-            Direction::Ingress => explained.ingress,
-            Direction::Egress => explained.egress,
-        };
-        // In the API the address may still belong to another pod, or not yet to any.
-        if explained.outcome != Outcome::Unknown
-            && let Some(side) = side.filter(|side| side.pod == *key)
-        {
-            expected.push(ExpectedVerdict {
-                direction,
-                own,
-                peer,
-                port,
-                is_allowed: side.is_allowed(),
-            });
+/// A connection on which the agent and the kernel do not agree.
+#[derive(Debug, PartialEq, Eq)]
+struct Differing {
+    direction: Direction,
+    own: IpAddr,
+    peer: IpAddr,
+    port: u16,
+    is_allowed: bool,
+    passes: Result<bool, InvalidTable>,
+}
+
+/// The first connection of a pod on which the kernel's verdict is another.
+fn differing(table: &Ruleset, expected: &ExpectedVerdicts) -> Option<Differing> {
+    let own = expected.own;
+    let [ingress, egress] = [Direction::Ingress, Direction::Egress]
+        .map(|direction| (direction, PodPackets::new(table, direction, own)));
+    for (peer, verdicts) in &expected.of_peers {
+        let address = PeerAddress::new(*peer);
+        let by_port = PORTS
+            .into_iter()
+            .zip(verdicts.ingress.into_iter().zip(verdicts.egress));
+        for (port, (may_enter, may_leave)) in by_port {
+            for ((direction, packets), is_allowed) in [(&ingress, may_enter), (&egress, may_leave)] {
+                let passes = match packets {
+                    Ok(packets) => packets.pass(&address, port),
+                    Err(invalid) => Err(invalid.clone()),
+                };
+                if passes != Ok(is_allowed) {
+                    return Some(Differing {
+                        direction: *direction,
+                        own,
+                        peer: *peer,
+                        port,
+                        is_allowed,
+                        passes,
+                    });
+                }
+            }
         }
     }
-    expected
+    None
 }
 
 #[async_trait]
@@ -316,5 +325,58 @@ impl PolicyTable for SimulatedTable {
             .lock()
             .retain(|address, _| !stale.contains(*address));
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use knarr_network::nft::{Data, Key, Verdict};
+    use knarr_network::policy::{EGRESS, INGRESS, Set, SetType};
+
+    use super::*;
+
+    #[test]
+    fn n6_the_first_connection_on_which_agent_and_kernel_differ_is_found() {
+        let (own, peer): (IpAddr, IpAddr) = ([10, 0, 0, 1].into(), [10, 0, 0, 2].into());
+        for (dropped, ingress, egress, expect) in [
+            (None, [true, true], [true, true], None),
+            (
+                None,
+                [true, false],
+                [false, true],
+                Some((Direction::Egress, PORTS[0])),
+            ),
+            (Some(INGRESS), [false, false], [true, true], None),
+            (
+                Some(INGRESS),
+                [false, true],
+                [true, true],
+                Some((Direction::Ingress, PORTS[1])),
+            ),
+            (Some(EGRESS), [true, true], [false, false], None),
+            (
+                Some(EGRESS),
+                [true, true],
+                [true, true],
+                Some((Direction::Egress, PORTS[0])),
+            ),
+        ] {
+            let mut table = Ruleset::default();
+            if let Some([name, _]) = dropped {
+                let drop = Some(Data::Verdict(Verdict::Drop));
+                let set = Set {
+                    kind: SetType::Addresses,
+                    is_ipv4: true,
+                    elements: [(Key::exact([10_u8, 0, 0, 1]), drop)].into(),
+                };
+                table.sets.insert(name.into(), set);
+            }
+            let expected = ExpectedVerdicts {
+                own,
+                of_peers: vec![(peer, PortVerdicts { ingress, egress })],
+            };
+            let found = differing(&table, &expected).map(|found| (found.direction, found.port));
+            assert_eq!(found, expect, "{dropped:?} {ingress:?} {egress:?}");
+        }
     }
 }

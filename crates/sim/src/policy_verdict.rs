@@ -34,6 +34,79 @@ fn bytes(address: IpAddr) -> Vec<u8> {
     }
 }
 
+/// What a table's verdict map has for one of its pods' addresses, in one direction.
+enum MapVerdict<'a> {
+    /// No policy isolates it.
+    Accept,
+    Drop,
+    Rules(&'a [ChainRule]),
+}
+
+/// The packets of one of a node's pods in one direction, with many peers.
+pub(crate) struct PodPackets<'a> {
+    table: &'a Ruleset,
+    verdict: MapVerdict<'a>,
+}
+
+/// The address of a packet's other end, as sets have it.
+pub(crate) struct PeerAddress {
+    is_ipv6: bool,
+    key: Key,
+}
+
+impl PeerAddress {
+    pub fn new(address: IpAddr) -> Self {
+        PeerAddress {
+            is_ipv6: address.is_ipv6(),
+            key: Key::exact(bytes(address)),
+        }
+    }
+}
+
+impl<'a> PodPackets<'a> {
+    pub fn new(table: &'a Ruleset, direction: Direction, own: IpAddr) -> Result<Self, InvalidTable> {
+        let maps = match direction {
+            Direction::Ingress => INGRESS,
+            Direction::Egress => EGRESS,
+        };
+        let name = maps[usize::from(own.is_ipv6())];
+        let elements = table.sets.get(name).map(|set| &set.elements);
+        let verdict = match elements.and_then(|elements| elements.get(&Key::exact(bytes(own)))) {
+            None => MapVerdict::Accept,
+            Some(Some(Data::Verdict(Verdict::Drop))) => MapVerdict::Drop,
+            Some(Some(Data::Verdict(Verdict::Jump(chain)))) => {
+                let chain = table
+                    .chains
+                    .get(&**chain)
+                    .ok_or_else(|| InvalidTable::UnknownChain(chain.to_string()))?;
+                MapVerdict::Rules(&chain.rules)
+            }
+            Some(other) => {
+                return Err(InvalidTable::NoVerdict {
+                    map: name,
+                    element: other.clone(),
+                });
+            }
+        };
+        Ok(PodPackets { table, verdict })
+    }
+
+    /// Whether a TCP connection with that peer passes.
+    pub fn pass(&self, peer: &PeerAddress, port: u16) -> Result<bool, InvalidTable> {
+        let rules = match self.verdict {
+            MapVerdict::Accept => return Ok(true),
+            MapVerdict::Drop => return Ok(false),
+            MapVerdict::Rules(rules) => rules,
+        };
+        for rule in rules {
+            if rule_matches(self.table, rule, peer, port)? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+}
+
 /// Whether the table lets a TCP connection pass in one direction of one of its pods.
 pub(crate) fn passes(
     table: &Ruleset,
@@ -42,48 +115,28 @@ pub(crate) fn passes(
     peer: IpAddr,
     port: u16,
 ) -> Result<bool, InvalidTable> {
-    let maps = match direction {
-        Direction::Ingress => INGRESS,
-        Direction::Egress => EGRESS,
-    };
-    let name = maps[usize::from(own.is_ipv6())];
-    let elements = table.sets.get(name).map(|set| &set.elements);
-    match elements.and_then(|elements| elements.get(&Key::exact(bytes(own)))) {
-        None => Ok(true),
-        Some(Some(Data::Verdict(Verdict::Drop))) => Ok(false),
-        Some(Some(Data::Verdict(Verdict::Jump(chain)))) => {
-            let chain = table
-                .chains
-                .get(&**chain)
-                .ok_or_else(|| InvalidTable::UnknownChain(chain.to_string()))?;
-            for rule in &chain.rules {
-                if rule_matches(table, rule, peer, port)? {
-                    return Ok(true);
-                }
-            }
-            Ok(false)
-        }
-        Some(other) => Err(InvalidTable::NoVerdict {
-            map: name,
-            element: other.clone(),
-        }),
-    }
+    PodPackets::new(table, direction, own)?.pass(&PeerAddress::new(peer), port)
 }
 
-fn rule_matches(table: &Ruleset, rule: &ChainRule, peer: IpAddr, port: u16) -> Result<bool, InvalidTable> {
+fn rule_matches(
+    table: &Ruleset,
+    rule: &ChainRule,
+    peer: &PeerAddress,
+    port: u16,
+) -> Result<bool, InvalidTable> {
     let protocol = Protocol::Tcp.number();
     let ports_match = rule.ports.contains(protocol, Some(port));
     let Some((names, kind)) = &rule.peers else {
         return Ok(ports_match);
     };
-    let name = &names[usize::from(peer.is_ipv6())];
+    let name = &names[usize::from(peer.is_ipv6)];
     let set = table
         .sets
         .get(name)
         .ok_or_else(|| InvalidTable::UnknownSet(name.to_string()))?;
-    let address = bytes(peer);
+    let address: &[u8] = &peer.key.start;
     Ok(match kind {
-        SetType::Addresses => ports_match && set.elements.contains_key(&Key::exact(address)),
+        SetType::Addresses => ports_match && set.elements.contains_key(&peer.key),
         SetType::Ranges => {
             let contains = |key: &Key| {
                 let end = key.end.as_deref().unwrap_or(&key.start);
@@ -93,7 +146,7 @@ fn rule_matches(table: &Ruleset, rule: &ChainRule, peer: IpAddr, port: u16) -> R
         }
         SetType::AddressesAndPorts => {
             let [high, low] = port.to_be_bytes();
-            let key = [address, vec![protocol, 0, 0, 0, high, low, 0, 0]].concat();
+            let key = [address, &[protocol, 0, 0, 0, high, low, 0, 0]].concat();
             set.elements.contains_key(&Key::exact(key))
         }
     })

@@ -1,14 +1,15 @@
 //! What network agents program, allocate and answer.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use knarr_network::nft::Table;
 use knarr_network::policy::{PodKey, Ruleset};
 
 use super::Observer;
+use crate::random::Stream;
 use crate::rules::n6_policy;
-use crate::world::{DnsResponse, Lease, Observation};
+use crate::world::{DnsResponse, Lease, Observation, Process, World};
 
 impl Observer {
     /// A node's kernel sends new connections to these addresses, and to no others.
@@ -104,26 +105,89 @@ impl Observer {
         self.lock().world.leases.retain(|(of, _), _| of != node);
     }
 
-    /// Pods of a node with running processes whose policies are in force, with UID and address.
-    pub fn settled_pods(&self, node: &str) -> Vec<(PodKey, String, IpAddr)> {
+    /// So many times one of the node's settled pods, by chance; none if there is none.
+    pub fn some_settled_pods(&self, node: &str, count: usize, chance: &mut Stream) -> Vec<SettledPod> {
         self.world(|world| {
-            let running = world.processes.values().filter(|p| p.node == node);
-            let settled = running.filter_map(|p| {
-                let lease = world.leases.get(&(p.node.clone(), p.sandbox.clone()))?;
-                let address = *lease.addresses.first().filter(|_| lease.is_attached)?;
-                Some((PodKey::new(&p.namespace, &p.name), p.uid.clone(), address))
+            let settled = settled_pods(world, node);
+            let picked = (0..count).map_while(|_| chance.pick(&settled));
+            let owned = picked.map(|(process, address)| SettledPod {
+                key: PodKey::new(&process.namespace, &process.name),
+                uid: process.uid.clone(),
+                address: *address,
             });
-            settled.collect()
+            owned.collect()
         })
     }
 
     /// All addresses of pods that are in use, and an address of no pod.
     pub fn pod_addresses(&self) -> Vec<IpAddr> {
-        let stranger = std::iter::once(n6_policy::STRANGER);
-        let leased: Vec<IpAddr> = self.world(|world| {
-            let leases = world.leases.values();
-            leases.flat_map(|lease| lease.addresses.clone()).collect()
-        });
-        leased.into_iter().chain(stranger).collect()
+        self.world(|world| {
+            let leased = world.leases.values().flat_map(|lease| &lease.addresses);
+            leased.copied().chain([n6_policy::STRANGER]).collect()
+        })
+    }
+}
+
+/// A pod with a running process whose policies are in force.
+pub(crate) struct SettledPod {
+    pub key: PodKey,
+    pub uid: String,
+    /// The first one of its sandbox.
+    pub address: IpAddr,
+}
+
+/// The processes of a node whose pods' policies are in force, with the address of each.
+fn settled_pods<'a>(world: &'a World, node: &str) -> Vec<(&'a Process, IpAddr)> {
+    let first = (node.to_string(), String::new());
+    let leases = world.leases.range(first.clone()..);
+    let attached: BTreeMap<&str, IpAddr> = leases
+        .take_while(|((of, _), _)| of == node)
+        .filter(|(_, lease)| lease.is_attached)
+        .filter_map(|((_, sandbox), lease)| Some((sandbox.as_str(), *lease.addresses.first()?)))
+        .collect();
+    if attached.is_empty() {
+        return Vec::new();
+    }
+    let processes = world.processes.range(first..);
+    processes
+        .take_while(|((of, _), _)| of == node)
+        .filter_map(|(_, process)| Some((process, *attached.get(process.sandbox.as_str())?)))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn n6_a_pod_is_settled_when_its_process_runs_in_a_sandbox_with_policies_in_force() {
+        let address: IpAddr = [10, 0, 0, 1].into();
+        for (node, sandbox, is_attached, addresses, is_settled) in [
+            ("n1", "s", true, vec![address], true),
+            ("n1", "s", false, vec![address], false),
+            ("n1", "s", true, vec![], false),
+            ("n1", "other", true, vec![address], false),
+            ("n2", "s", true, vec![address], false),
+            ("n0", "s", true, vec![address], false),
+        ] {
+            let mut world = World::default();
+            for (of, id) in [("n0", "9"), ("n1", "1"), ("n10", "0")] {
+                let process = Process {
+                    node: of.into(),
+                    id: id.into(),
+                    ..Process::example("c")
+                };
+                world.processes.insert((of.into(), id.into()), process);
+            }
+            let lease = Lease {
+                addresses,
+                is_attached,
+            };
+            world.leases.insert((node.into(), sandbox.into()), lease);
+            let found = settled_pods(&world, "n1");
+            let found: Vec<_> = found.iter().map(|(p, at)| (p.node.as_str(), *at)).collect();
+            let expect = is_settled.then_some(("n1", address));
+            assert_eq!(found, Vec::from_iter(expect), "{node} {sandbox} {is_attached}");
+        }
     }
 }
