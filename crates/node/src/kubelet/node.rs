@@ -3,6 +3,8 @@
 //! The status is written when it changes, and every five minutes anyway; the lease, renewed every ten seconds, is the
 //! node's heartbeat (SPEC S4).
 
+mod heartbeats;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,6 +25,7 @@ use nix::sys::utsname::uname;
 use tokio::time::{Instant, sleep_until};
 use tracing::{debug, info, warn};
 
+use self::heartbeats::same_but_for_heartbeats;
 use super::at_most_one::StartAnnouncements;
 use super::conditions::NodeConditions;
 use super::config::Config;
@@ -123,7 +126,7 @@ impl NodeStatusWriter {
         let name = &self.config.node_name;
         let watched = self.own_node.watched().filter(|_| !self.state.reads);
         let there = match watched {
-            Some(node) => Ok((*node).clone()),
+            Some(node) => Ok(node),
             None => self.own_node.read().await,
         };
         let there = match there {
@@ -140,8 +143,9 @@ impl NodeStatusWriter {
                 info!(node = name.as_str(), "registering");
                 match self.api.create_as(fresh(&self.config)).await {
                     Ok(node) => {
-                        self.own_node.remember((*node).clone());
-                        (*node).clone()
+                        let node = Arc::new((*node).clone());
+                        self.own_node.remember(node.clone());
+                        node
                     }
                     Err(error) if error.is_already_exists() => return Ok(()),
                     Err(error) => return Err(error),
@@ -160,21 +164,25 @@ impl NodeStatusWriter {
             },
         };
         let now = self.clock.now();
-        let before = there.status.clone().unwrap_or_default();
-        let status = self.status(&runtime, &before, now).await;
+        let empty = core::NodeStatus::default();
+        let before = there.status.as_ref().unwrap_or(&empty);
+        let status = self.status(&runtime, before, now).await;
         self.state.ready = runtime.ready && runtime.network_ready;
         let due = self.state.written.is_none_or(|at| {
             self.steady.now().duration_since(at) >= self.config.configuration.node_status_report_frequency
         });
-        if !due && same_but_for_heartbeats(&before, &status) {
+        if !due && same_but_for_heartbeats(before, &status) {
             return Ok(());
         }
-        for reason in transitions(&before, &status) {
+        for reason in transitions(before, &status) {
             let message = format!("Node {name} status is now: {reason}");
             self.events.of_node(EventType::Normal, &reason, message);
         }
-        let mut node = there;
-        node.status = Some(status);
+        let node = core::Node {
+            metadata: there.metadata.clone(),
+            spec: Some(there.spec.clone().unwrap_or_default()),
+            status: Some(status),
+        };
         // A scheduler that sees it may bind a pod to this node before the answer arrives.
         self.own_node.remember(node.clone());
         match self.api.update_status_as(node).await {
@@ -195,34 +203,46 @@ impl NodeStatusWriter {
     }
 
     /// Our labels, and the pod network that this node uses.
-    async fn relabel(&self, mut node: core::Node) -> Result<core::Node, Error> {
+    async fn relabel(&self, there: Arc<core::Node>) -> Result<Arc<core::Node>, Error> {
         let desired = fresh(&self.config);
+        if has_labels_and_network_of(&there, &desired) {
+            return Ok(there);
+        }
+        let mut node = (*there).clone();
         let labels = node.metadata.labels.get_or_insert_default();
-        let mut changed = false;
-        for (key, value) in desired.metadata.labels.into_iter().flatten() {
-            changed |= labels.insert(key, value.clone()).as_ref() != Some(&value);
-        }
+        labels.extend(desired.metadata.labels.into_iter().flatten());
         let annotations = node.metadata.annotations.get_or_insert_default();
-        for (key, value) in desired.metadata.annotations.into_iter().flatten() {
-            changed |= annotations.insert(key, value.clone()).as_ref() != Some(&value);
-        }
+        annotations.extend(desired.metadata.annotations.into_iter().flatten());
         let spec = node.spec.get_or_insert_default();
         let desired = desired.spec.unwrap_or_default();
         // The cloud's name of the node is set once and never changed.
-        if spec.provider_id.is_none() && desired.provider_id.is_some() {
+        if spec.provider_id.is_none() {
             spec.provider_id = desired.provider_id;
-            changed = true;
         }
         if spec.pod_cidr.is_none() && desired.pod_cidr.is_some() {
             spec.pod_cidrs = desired.pod_cidrs;
             spec.pod_cidr = desired.pod_cidr;
-            changed = true;
         }
-        if !changed {
-            return Ok(node);
-        }
-        Ok((*self.api.update_as(node).await?).clone())
+        Ok(Arc::new((*self.api.update_as(node).await?).clone()))
     }
+}
+
+/// Whether [`NodeStatusWriter::relabel`] has nothing to change.
+fn has_labels_and_network_of(node: &core::Node, desired: &core::Node) -> bool {
+    type Pairs = BTreeMap<String, String>;
+    let contains = |have: Option<&Pairs>, desired: Option<&Pairs>| {
+        let mut desired = desired.into_iter().flatten();
+        desired.all(|(key, value)| have.and_then(|have| have.get(key)) == Some(value))
+    };
+    let has = |of: fn(&core::NodeSpec) -> &Option<String>| {
+        let is_set = |node: &core::Node| node.spec.as_ref().is_some_and(|spec| of(spec).is_some());
+        is_set(node) || !is_set(desired)
+    };
+    let (meta, desired_meta) = (&node.metadata, &desired.metadata);
+    contains(meta.labels.as_ref(), desired_meta.labels.as_ref())
+        && contains(meta.annotations.as_ref(), desired_meta.annotations.as_ref())
+        && has(|spec| &spec.provider_id)
+        && has(|spec| &spec.pod_cidr)
 }
 
 /// Features that the scheduler and the API server may only rely on where a node declares them (KEP-5328).
@@ -316,7 +336,7 @@ impl NodeStatusWriter {
                         size_bytes: i64::try_from(i.size_bytes).ok().filter(|size| *size > 0),
                     })
                     .collect();
-                images.sort_by_key(|i| (std::cmp::Reverse(i.size_bytes), i.names.clone()));
+                images.sort_by(|a, b| (b.size_bytes, &a.names).cmp(&(a.size_bytes, &b.names)));
                 images.truncate(config.configuration.node_status_max_images.unwrap_or(usize::MAX));
                 Some(images)
             }
@@ -347,7 +367,11 @@ impl NodeStatusWriter {
             images,
             node_info: Some(node_info(config, runtime)),
             volumes_in_use: Some(self.volumes.in_use()).filter(|used| !used.is_empty()),
-            ..before.clone()
+            config: before.config.clone(),
+            features: before.features.clone(),
+            phase: before.phase.clone(),
+            runtime_handlers: before.runtime_handlers.clone(),
+            volumes_attached: before.volumes_attached.clone(),
         }
     }
 }
@@ -489,7 +513,7 @@ impl NodeStatusWriter {
             })
             .chain([ready])
             .chain(self.network_unavailable());
-        let old = before.conditions.clone().unwrap_or_default();
+        let old = before.conditions.as_deref().unwrap_or_default();
         let mut conditions: Vec<NodeCondition> = Vec::new();
         for (type_, holds, reason, message) in desired {
             let status = if holds { "True" } else { "False" };
@@ -507,9 +531,9 @@ impl NodeStatusWriter {
             });
         }
         let others = old
-            .into_iter()
+            .iter()
             .filter(|c| !conditions.iter().any(|own| own.type_ == c.type_));
-        let others: Vec<_> = others.collect();
+        let others: Vec<_> = others.cloned().collect();
         others.into_iter().chain(conditions).collect()
     }
 }
@@ -553,15 +577,4 @@ fn node_info(config: &Config, runtime: &RuntimeStatus) -> core::NodeSystemInfo {
         },
         ..core::NodeSystemInfo::default()
     }
-}
-
-fn same_but_for_heartbeats(a: &core::NodeStatus, b: &core::NodeStatus) -> bool {
-    let quiet = |status: &core::NodeStatus| {
-        let mut status = status.clone();
-        for condition in status.conditions.iter_mut().flatten() {
-            condition.last_heartbeat_time = None;
-        }
-        status
-    };
-    quiet(a) == quiet(b)
 }

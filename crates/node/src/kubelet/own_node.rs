@@ -102,18 +102,19 @@ impl OwnNode {
     }
 
     /// This is how it is, or is about to be.
-    pub fn remember(&self, node: core::Node) {
+    pub fn remember(&self, node: impl Into<Arc<core::Node>>) {
+        let node = node.into();
         let revision = node.metadata.resource_version.as_deref();
         let revision = revision.and_then(|r| r.parse().ok()).unwrap_or_default();
         let mut newest = self.newest.lock();
         if newest.as_ref().is_none_or(|(known, _)| *known <= revision) {
-            *newest = Some((revision, Arc::new(node)));
+            *newest = Some((revision, node));
         }
     }
 
     /// Reads it from the API.
-    pub async fn read(&self) -> Result<core::Node, Error> {
-        let node = (*self.api.get_as::<core::Node>("", &self.name).await?).clone();
+    pub async fn read(&self) -> Result<Arc<core::Node>, Error> {
+        let node = Arc::new((*self.api.get_as::<core::Node>("", &self.name).await?).clone());
         self.remember(node.clone());
         Ok(node)
     }
