@@ -85,9 +85,12 @@ pub(crate) fn at_rest(world: &World) -> Result<(), Finding> {
 /// When the last pod with an address terminated; none if a pod has it, or none ever had.
 fn left_at(world: &World, address: IpAddr) -> Option<Timestamp> {
     let mut last = None;
+    let text = address.to_string();
+    // An IPv4 address has one text only; this is asked for every answer, of every pod that ever was.
+    let is_it = |ip: &str| ip == text || address.is_ipv6() && ip.parse() == Ok(address);
     for life in world.pods.values() {
         let ips = life.pod.status.iter().flat_map(|s| s.pod_ips.iter().flatten());
-        if !ips.into_iter().any(|ip| ip.ip.parse() == Ok(address)) {
+        if !ips.into_iter().any(|ip| is_it(&ip.ip)) {
             continue;
         }
         last = last.max(Some(life.removed_at?));
