@@ -11,6 +11,8 @@ use sha2::{Digest, Sha256};
 
 /// The lines that a report shows.
 const LAST: usize = 120;
+/// Enough for the time at the beginning of a line, with the space after it.
+const TIME_LENGTH: usize = 32;
 
 pub(crate) struct History {
     digest: Sha256,
@@ -40,9 +42,18 @@ impl History {
         }
     }
 
+    fn line(&self, now: Timestamp, text: &str) -> String {
+        let text = Self::without_directory(&self.directory, text);
+        let mut line = String::with_capacity(TIME_LENGTH + text.len());
+        // Writing to a String does not fail.
+        let _ = write!(line, "{now} ");
+        line.push_str(&text);
+        line
+    }
+
     /// `content` is a part of the hash only.
     pub fn add(&mut self, now: Timestamp, line: &str, content: &[u8]) {
-        let line = format!("{now} {}", Self::without_directory(&self.directory, line));
+        let line = self.line(now, line);
         self.digest.update(line.as_bytes());
         match std::str::from_utf8(content) {
             Ok(text) => self
@@ -57,7 +68,7 @@ impl History {
 
     /// A line about the history that is not an event of it: it is shown, but not hashed.
     pub fn remark(&mut self, now: Timestamp, line: &str) {
-        let line = format!("{now} {}", Self::without_directory(&self.directory, line));
+        let line = self.line(now, line);
         self.keep(line);
     }
 

@@ -127,10 +127,7 @@ pub(crate) fn describe_event(json: &[u8]) -> String {
 }
 
 /// The ready and not ready pods of an EndpointSlice.
-pub(crate) fn describe_slice(json: &[u8]) -> String {
-    let Ok(slice) = serde_json::from_slice::<EndpointSlice>(json) else {
-        return String::new();
-    };
+pub(crate) fn describe_slice(slice: &EndpointSlice) -> String {
     let (ready, other): (Vec<_>, Vec<_>) = slice.endpoints.iter().flatten().partition(|endpoint| {
         let conditions = endpoint.conditions.as_ref();
         conditions.and_then(|c| c.ready) != Some(false)
@@ -206,7 +203,8 @@ mod tests {
             {"addresses":["10.0.0.1"],"targetRef":{"name":"a"}},
             {"addresses":["10.0.0.2"],"targetRef":{"name":"b"},"conditions":{"ready":false}},
             {"addresses":["10.0.0.3"],"targetRef":{"name":"c"},"conditions":{"ready":true}}]}"#;
-        assert_eq!(describe_slice(slice), ", ready: [a c], not ready: [b]");
+        let slice: EndpointSlice = serde_json::from_slice(slice).unwrap();
+        assert_eq!(describe_slice(&slice), ", ready: [a c], not ready: [b]");
         let map = br#"{"metadata":{},"data":{"revision":"7","nodes":"3","slowest":"n2"}}"#;
         assert_eq!(describe_propagation(map), ", 3 nodes have 7, the slowest is n2");
     }

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use knarr_api::k8s_openapi;
@@ -19,6 +20,9 @@ use crate::world::{Absence, Life, Observation, is_fenced, is_out_of_service, nod
 
 /// The summary of the network agents' reports (SPEC B7).
 const PROPAGATION: &str = "core/configmaps/knarr-network/endpoint-propagation";
+
+/// The key prefix of EndpointSlices.
+const SLICES: &str = "discovery.k8s.io/endpointslices/";
 
 /// More writes of pods than any cluster here needs, even when all its components start, and so many seconds. Other kinds do not count: two
 /// controller managers overwrite each other's statuses, see [`World::managers_may_disagree`].
@@ -77,12 +81,16 @@ impl Observer {
         let verb = if value.is_some() { "put" } else { "gone" };
         let node_name = path.strip_prefix("core/nodes/");
         let node = value.filter(|_| node_name.is_some()).and_then(stored::node);
+        let slice_key = path.strip_prefix(SLICES);
+        let slice: Option<EndpointSlice> = value
+            .filter(|_| slice_key.is_some())
+            .and_then(|json| serde_json::from_slice(json).ok());
         let more = if path.starts_with("apps/") || path.starts_with("batch/") {
             stored::describe_workload(content)
         } else if path.starts_with("core/events/") {
             stored::describe_event(content)
-        } else if path.starts_with("discovery.k8s.io/endpointslices/") {
-            stored::describe_slice(content)
+        } else if let Some(slice) = &slice {
+            stored::describe_slice(slice)
         } else if path == PROPAGATION {
             stored::describe_propagation(content)
         } else {
@@ -102,7 +110,11 @@ impl Observer {
                 None => drop(inner.world.terms.remove(name)),
             }
         }
-        network_written(&mut inner, path, value);
+        match (slice_key, slice) {
+            (Some(key), Some(slice)) => drop(inner.world.slices.insert(key.into(), slice)),
+            (Some(key), None) => drop(inner.world.slices.remove(key)),
+            (None, _) => network_written(&mut inner, path, value),
+        }
         if let Some(name) = path.strip_prefix("safety.knarr.io/nodefencings/") {
             fencing_written(&mut inner, name, content);
         }
@@ -173,7 +185,7 @@ fn describe_node(node: &Node) -> String {
     text
 }
 
-/// The objects that the rules of the network need.
+/// The objects that the rules of the network need, but for EndpointSlices.
 fn network_written(inner: &mut Inner, path: &str, value: Option<&[u8]>) {
     fn kept<T: serde::de::DeserializeOwned>(
         all: &mut std::collections::BTreeMap<String, T>,
@@ -188,8 +200,6 @@ fn network_written(inner: &mut Inner, path: &str, value: Option<&[u8]>) {
     let world = &mut inner.world;
     if let Some(key) = path.strip_prefix("core/services/") {
         kept(&mut world.services, key, value);
-    } else if let Some(key) = path.strip_prefix("discovery.k8s.io/endpointslices/") {
-        kept(&mut world.slices, key, value);
     } else if let Some(name) = path.strip_prefix("core/namespaces/") {
         let namespace = value.and_then(stored::node);
         let labels = namespace.map(|namespace| namespace.metadata.labels.unwrap_or_default());
