@@ -206,16 +206,21 @@ impl ComponentApi {
     }
 
     /// As [`ComponentApi::send`], for an idempotent write: a proxy may send it a second time, to another server, and
-    /// the second answer is returned.
-    async fn send_repeatable<T: Send + 'static, F: Future<Output = Result<T>> + Send + 'static>(
+    /// the second answer is returned. `copy` is called only then.
+    async fn send_repeatable<B, T: Send + 'static, F: Future<Output = Result<T>> + Send + 'static>(
         &self,
-        request: impl Fn(Arc<dyn Api>) -> F,
+        body: B,
+        copy: fn(&B) -> B,
+        request: impl Fn(Arc<dyn Api>, B) -> F,
     ) -> Result<T> {
         let Some(pause) = self.network.draw_again() else {
-            return self.send(true, request).await;
+            return self.send(true, |api| request(api, body)).await;
         };
         let second = self.connect_to(self.choice.lock().server + 1);
-        let second = second.map(|second| (second.stopped.clone(), request(self.api(&second))));
+        let second = second.map(|second| {
+            let again = request(self.api(&second), copy(&body));
+            (second.stopped.clone(), again)
+        });
         let note = format!(
             "a write of {} is sent again after {} ms",
             self.network.name,
@@ -223,7 +228,7 @@ impl ComponentApi {
         );
         let observer = self.observer.clone();
         self.send(true, |api| {
-            let first = request(api);
+            let first = request(api, body);
             async move {
                 let answer = first.await;
                 let Some((stopped, second)) = second else {

@@ -205,19 +205,23 @@ impl Api for ComponentApi {
             let since = meta.resource_version.as_deref().unwrap_or("any revision");
             format!("update {} {name} {subresource} (from {since})", kind.plural())
         });
-        let updated = self.send_repeatable(|api| {
-            let (kind, object, subresource) = (kind.clone(), object.clone_box(), subresource.clone());
-            async move { api.update(&kind, object, &subresource).await }
-        });
         let asked = distortion::requested(self.mutation, &*object);
+        let takes_sent_for_renewed = sent.is_some() && self.mutation == Some(Mutation::TakeSentForRenewed);
+        let renewed = takes_sent_for_renewed.then(|| object.clone_box());
+        let updated = self.send_repeatable(
+            object,
+            |object| (**object).clone_box(),
+            |api, object| {
+                let (kind, subresource) = (kind.clone(), subresource.clone());
+                async move { api.update(&kind, object, &subresource).await }
+            },
+        );
         let answer = self.record_request(what, updated).await;
         let answer = distortion::answer(self.mutation, &self.observer, kind, asked, answer);
         self.observer.answered(&self.network.name, &answer);
-        let answer = match answer {
-            Err(_) if sent.is_some() && self.mutation == Some(Mutation::TakeSentForRenewed) => {
-                return Ok(Arc::new(Object::from_typed(kind, object)));
-            }
-            answer => answer,
+        let answer = match (answer, renewed) {
+            (Err(_), Some(renewed)) => return Ok(Arc::new(Object::from_typed(kind, renewed))),
+            (answer, _) => answer,
         };
         if let Some(sent) = sent.filter(|_| answer.is_ok()) {
             self.observer.renewal_answered(&self.network.name, sent);
@@ -284,8 +288,8 @@ impl Api for ComponentApi {
             let of = full_name(&namespace, &name);
             format!("delete {} {of} (grace: {grace})", kind.plural())
         });
-        let deleted = self.send_repeatable(|api| {
-            let (namespace, name, options) = (namespace.clone(), name.clone(), options.clone());
+        let body = (namespace, name, options);
+        let deleted = self.send_repeatable(body, Clone::clone, |api, (namespace, name, options)| {
             let kind = kind.clone();
             async move { api.delete(&kind, &namespace, &name, options).await }
         });
