@@ -47,7 +47,7 @@ pub(crate) struct InProcessServer {
 #[derive(Clone)]
 pub(crate) struct InProcess {
     server: Arc<InProcessServer>,
-    user: User,
+    user: Arc<User>,
     /// Set if the user is one of knarr's own components.
     component: Option<Component>,
     term: Option<Term>,
@@ -57,7 +57,7 @@ impl InProcess {
     pub fn of_user(server: Arc<InProcessServer>, user: User) -> Self {
         InProcess {
             server,
-            user,
+            user: user.into(),
             component: None,
             term: None,
         }

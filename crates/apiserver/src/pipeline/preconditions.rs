@@ -51,22 +51,23 @@ pub(super) fn check_uid(
     new: &dyn AnyObject,
     found: &str,
 ) -> Result<(), Error> {
+    let uid = match new.metadata().uid.as_deref() {
+        Some(uid) if !uid.is_empty() && uid != found => uid,
+        _ => return Ok(()),
+    };
     let key = upstream_key(target.kind, target.namespace, target.name);
     // A dry run fails before the storage prefix is added (`DryRunnableStorage`).
     let key = match ctx.dry_run {
         true => key.trim_start_matches("/registry"),
         false => &key,
     };
-    match new.metadata().uid.as_deref() {
-        Some(uid) if !uid.is_empty() && uid != found => Err(Error::conflict(
-            target.resource_ref(),
-            &format!(
-                "StorageError: invalid object, Code: 4, Key: {key}, ResourceVersion: 0, AdditionalErrorMsg: \
-                 Precondition failed: UID in precondition: {uid}, UID in object meta: {found}"
-            ),
-        )),
-        _ => Ok(()),
-    }
+    Err(Error::conflict(
+        target.resource_ref(),
+        &format!(
+            "StorageError: invalid object, Code: 4, Key: {key}, ResourceVersion: 0, AdditionalErrorMsg: \
+             Precondition failed: UID in precondition: {uid}, UID in object meta: {found}"
+        ),
+    ))
 }
 
 /// The resourceVersion that the client sent, if it sent one.

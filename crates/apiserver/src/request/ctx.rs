@@ -17,7 +17,8 @@ const FIELD_MANAGER: &str = "kube-apiserver";
 /// The context of a request.
 #[derive(Clone, Debug)]
 pub struct Ctx {
-    pub user: User,
+    /// Shared with the connection or the component that makes the request.
+    pub user: Arc<User>,
     /// The authorized verb of the request.
     pub verb: &'static str,
     /// Whether the server itself writes a bootstrap object: such a write is exempt from the checks for privilege escalation.
@@ -56,7 +57,8 @@ pub enum Origin {
 }
 
 impl Ctx {
-    pub fn new(user: User, now: Timestamp) -> Self {
+    pub fn new(user: impl Into<Arc<User>>, now: Timestamp) -> Self {
+        let user = user.into();
         // The last part of `system:serviceaccount:kube-system:job-controller`.
         let manager = user.name.rsplit(':').next().map(str::to_string);
         Ctx {
