@@ -3,12 +3,12 @@
 
 use std::collections::BTreeMap;
 
-use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
-use k8s_openapi::api::core::v1::{Node, NodeSpec, NodeStatus, Pod, PodSpec, PodStatus};
+use k8s_openapi::api::core::v1::{Node, NodeCondition, NodeSpec, NodeStatus, Pod, PodSpec, PodStatus};
 use k8s_openapi::api::discovery::v1::{Endpoint, EndpointSlice};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference, Time};
 use knarr_api::k8s_openapi;
 use knarr_api::propagation::Propagation;
+use knarr_client::Term;
 use knarr_store::Op;
 use serde::Deserialize;
 use serde_json::Value;
@@ -69,22 +69,51 @@ pub(crate) fn pod(json: &[u8]) -> Option<Pod> {
     })
 }
 
-/// A node, with as little metadata.
+/// A node, with as little metadata, and the conditions of its status.
 pub(crate) fn node(json: &[u8]) -> Option<Node> {
-    let stored: Stored<NodeSpec, NodeStatus> = serde_json::from_slice(json).ok()?;
+    #[derive(Deserialize)]
+    struct Status {
+        conditions: Option<Vec<NodeCondition>>,
+    }
+    let stored: Stored<NodeSpec, Status> = serde_json::from_slice(json).ok()?;
+    let status = |status: Status| NodeStatus {
+        conditions: status.conditions,
+        ..NodeStatus::default()
+    };
     Some(Node {
         metadata: stored.metadata.into(),
         spec: stored.spec,
-        status: stored.status,
+        status: stored.status.map(status),
     })
 }
 
-/// A lease, with as little metadata.
-pub(crate) fn lease(json: &[u8]) -> Option<Lease> {
-    let stored: Stored<LeaseSpec, ()> = serde_json::from_slice(json).ok()?;
-    Some(Lease {
-        metadata: stored.metadata.into(),
-        spec: stored.spec,
+/// The term of a leader's lease.
+pub(crate) fn term(json: &[u8]) -> Option<Term> {
+    #[derive(Deserialize)]
+    struct Identity {
+        name: Option<String>,
+        namespace: Option<String>,
+        uid: Option<String>,
+    }
+    #[derive(Default, Deserialize)]
+    #[serde(rename_all = "camelCase")]
+    struct Spec {
+        holder_identity: Option<String>,
+        lease_transitions: Option<i32>,
+    }
+    #[derive(Deserialize)]
+    struct Lease {
+        metadata: Identity,
+        spec: Option<Spec>,
+    }
+    let Lease { metadata, spec } = serde_json::from_slice(json).ok()?;
+    let spec = spec.unwrap_or_default();
+    Some(Term {
+        namespace: metadata.namespace.unwrap_or_default(),
+        name: metadata.name.unwrap_or_default(),
+        uid: metadata.uid.unwrap_or_default(),
+        holder: spec.holder_identity.unwrap_or_default(),
+        transitions: spec.lease_transitions.unwrap_or_default(),
     })
 }
 
@@ -156,11 +185,12 @@ pub(crate) fn describe_propagation(json: &[u8]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use k8s_openapi::api::coordination::v1::Lease;
     use serde_json::json;
 
     use super::*;
 
-    /// The rules see the same pod, node and lease as with everything that is written of them.
+    /// The rules see the same pod, node and term as with everything that is written of them.
     #[test]
     fn what_is_read_of_an_object_is_as_it_is_written() {
         let meta = json!({
@@ -185,7 +215,7 @@ mod tests {
         assert_eq!(node(node_text.as_bytes()), Some(whole));
         let lease_text = json!({"metadata": meta, "spec": {"holderIdentity": "h", "leaseTransitions": 2}});
         let whole: Lease = serde_json::from_value(lease_text.clone()).unwrap();
-        assert_eq!(lease(lease_text.to_string().as_bytes()), Some(whole));
+        assert_eq!(term(lease_text.to_string().as_bytes()), Some(Term::of(&whole)));
         let managed = json!({"metadata": {"name": "a", "managedFields": [{"manager": "m"}]}});
         let managed = pod(managed.to_string().as_bytes()).unwrap();
         assert_eq!(

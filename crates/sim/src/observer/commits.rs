@@ -105,8 +105,8 @@ impl Observer {
         // Leases of leaders; a node's lease has nothing that a rule needs.
         let lease = path.strip_prefix("coordination.k8s.io/leases/");
         if let Some(name) = lease.filter(|name| !name.starts_with("kube-node-lease/")) {
-            match value.and_then(stored::lease) {
-                Some(lease) => drop(inner.world.terms.insert(name.to_string(), Term::of(&lease))),
+            match value.and_then(stored::term) {
+                Some(term) => drop(inner.world.terms.insert(name.to_string(), term)),
                 None => drop(inner.world.terms.remove(name)),
             }
         }
