@@ -15,7 +15,10 @@ use knarr_api::{AnyObject, Kind, Object};
 use knarr_apimachinery::codec::DecodeError;
 use parking_lot::Mutex;
 
-/// How many of the last commits are kept. Servers that keep up are fewer behind; one that was cut off has to decode.
+/// The first commits of a store are kept: the objects that a server creates when it bootstraps are rarely written again, and every server
+/// that starts later reads them.
+const FIRST_KEPT: u64 = 512;
+/// How many of the last commits are kept besides. Servers that keep up are fewer behind; one that was cut off has to decode.
 const KEPT: usize = 256;
 /// How many writes are kept that the store has not returned yet, or has rejected.
 const OFFERED: usize = 64;
@@ -24,10 +27,17 @@ const OFFERED: usize = 64;
 #[derive(Debug, Default)]
 pub struct Decoded {
     /// By revision. Of a commit that writes several objects one is kept.
-    last: Mutex<BTreeMap<u64, Arc<Object>>>,
+    kept: Mutex<Kept>,
     /// Objects that are being written, with their bytes, the newest last: the first server that gets the write from the
     /// store takes it. An object that the store rejected is dropped as others are added.
     offered: Mutex<VecDeque<(Bytes, Box<dyn AnyObject>)>>,
+}
+
+#[derive(Debug, Default)]
+struct Kept {
+    /// Of built-in kinds only: definitions of others change.
+    first: BTreeMap<u64, Arc<Object>>,
+    last: BTreeMap<u64, Arc<Object>>,
 }
 
 impl Decoded {
@@ -55,16 +65,25 @@ impl Decoded {
 
     /// Keeps an object that was read, as the store has it at this revision.
     pub(super) fn keep(&self, object: Arc<Object>) {
-        let mut last = self.last.lock();
-        last.insert(object.revision(), object);
-        if last.len() > KEPT {
-            last.pop_first();
+        let mut kept = self.kept.lock();
+        let is_built_in = object.kind().ops.custom().is_none();
+        if is_built_in && object.revision() <= FIRST_KEPT {
+            kept.first.insert(object.revision(), object);
+            return;
+        }
+        kept.last.insert(object.revision(), object);
+        if kept.last.len() > KEPT {
+            kept.last.pop_first();
         }
     }
 
     /// The object of this kind that was decoded from these bytes at this revision.
     pub(super) fn find(&self, kind: &Kind, stored: &[u8], revision: u64) -> Option<Arc<Object>> {
-        let found = self.last.lock().get(&revision)?.clone();
+        let found = {
+            let kept = self.kept.lock();
+            let first = kept.first.get(&revision);
+            first.or_else(|| kept.last.get(&revision))?.clone()
+        };
         (found.kind() == kind && found.has_encoding(stored)).then_some(found)
     }
 }
@@ -110,13 +129,20 @@ mod tests {
     }
 
     #[test]
-    fn the_last_commits_are_kept_and_no_more() {
+    fn the_first_and_the_last_commits_are_kept_and_no_more() {
         let decoded = Decoded::default();
-        let commits = KEPT as u64 + 1;
-        (1..=commits).for_each(|revision| decoded.keep(object(VALUE, revision)));
-        let found = |revision| decoded.find(&registry::CONFIG_MAP, VALUE.as_bytes(), revision);
-        assert!(found(1).is_none());
-        assert!(found(2).is_some() && found(commits).is_some());
+        let newest = FIRST_KEPT + KEPT as u64 + 1;
+        (1..=newest).for_each(|revision| decoded.keep(object(VALUE, revision)));
+        for (revision, is_kept) in [
+            (1, true),
+            (FIRST_KEPT, true),
+            (FIRST_KEPT + 1, false),
+            (FIRST_KEPT + 2, true),
+            (newest, true),
+        ] {
+            let found = decoded.find(&registry::CONFIG_MAP, VALUE.as_bytes(), revision);
+            assert_eq!(found.is_some(), is_kept, "{revision}");
+        }
     }
 
     #[test]
