@@ -1,5 +1,6 @@
 //! [`knarr_client::Api`] without HTTP: components in this process share the cache's objects, each as its own user.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use async_trait::async_trait;
@@ -14,6 +15,7 @@ use knarr_client::{
     Api, Component, DeleteOptions, Identities, List, ListOptions, Patch, Term, WatchEvent, WatchOptions,
     WatchStream,
 };
+use parking_lot::Mutex;
 use tracing::instrument;
 
 use crate::aggregation::ExtensionServers;
@@ -35,6 +37,7 @@ use crate::watch::Item;
 
 /// What the components of this process use of the server.
 pub(crate) struct InProcessServer {
+    pub users: ComponentUsers,
     pub pipeline: Arc<Pipeline>,
     pub subresources: Arc<Subresources>,
     pub extension_servers: Arc<ExtensionServers>,
@@ -42,6 +45,23 @@ pub(crate) struct InProcessServer {
     /// Whether writes update `managedFields`.
     pub tracks_fields: bool,
     pub _controllers: Arc<Controllers>,
+}
+
+/// The users of this process' components, each made once.
+#[derive(Default)]
+pub(crate) struct ComponentUsers(Mutex<BTreeMap<Component, Arc<User>>>);
+
+impl ComponentUsers {
+    fn of(&self, component: &Component) -> Arc<User> {
+        let mut users = self.0.lock();
+        if let Some(user) = users.get(component) {
+            return user.clone();
+        }
+        let user = User::new(component.user(), component.groups()).authenticated();
+        let user = Arc::new(user);
+        users.insert(component.clone(), user.clone());
+        user
+    }
 }
 
 #[derive(Clone)]
@@ -54,7 +74,7 @@ pub(crate) struct InProcess {
 }
 
 impl InProcess {
-    pub fn of_user(server: Arc<InProcessServer>, user: User) -> Self {
+    pub fn of_user(server: Arc<InProcessServer>, user: impl Into<Arc<User>>) -> Self {
         InProcess {
             server,
             user: user.into(),
@@ -64,7 +84,7 @@ impl InProcess {
     }
 
     pub fn of_component(server: Arc<InProcessServer>, component: Component) -> Self {
-        let user = User::new(component.user(), component.groups()).authenticated();
+        let user = server.users.of(&component);
         InProcess {
             component: Some(component),
             ..Self::of_user(server, user)

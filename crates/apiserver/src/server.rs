@@ -44,7 +44,7 @@ use crate::http::raw::NonResources;
 use crate::http::resource::Resources;
 use crate::http::{Protocol, Timeouts};
 use crate::identity::Identity;
-use crate::in_process::{Components, InProcess, InProcessServer};
+use crate::in_process::{ComponentUsers, Components, InProcess, InProcessServer};
 use crate::loopback::LoopbackClient;
 use crate::metrics::Metrics;
 use crate::pipeline::Pipeline;
@@ -326,6 +326,7 @@ impl Server {
             _controllers: controllers.clone(),
         });
         let in_process = Arc::new(InProcessServer {
+            users: ComponentUsers::default(),
             pipeline: pipeline.clone(),
             subresources,
             extension_servers,
