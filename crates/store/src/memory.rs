@@ -110,17 +110,10 @@ impl Store for MemoryStore {
                 Op::Delete { key } if index.get(&key).is_none() => continue,
                 Op::Delete { key } => (key, None),
             };
-            let before = index
-                .get(&key)
-                .map(|(key, version)| (key.clone(), version.clone()));
             // Not the caller's key: that may be a piece of something much larger.
-            let (key, before) = match before {
-                Some((key, version)) => (key, Some(version)),
-                None => (Bytes::copy_from_slice(&key), None),
-            };
-            let version = Version::after(before.as_ref(), revision, value);
-            events.push(event(&key, &version));
-            index.insert(key, version);
+            let key = Bytes::copy_from_slice(&key);
+            let version = index.write(key.clone(), revision, value);
+            events.push(event(&key, version));
         }
         if events.is_empty() {
             return Ok(TxnResult::Committed {
