@@ -43,6 +43,12 @@ fn template_generation(set: &DaemonSet) -> Option<i64> {
     annotations.get(TEMPLATE_GENERATION)?.parse().ok()
 }
 
+/// The fields of a node on which its pods of DaemonSets depend.
+fn placement_fields(node: &Node) -> impl PartialEq + '_ {
+    let taints = node.spec.as_ref().and_then(|s| s.taints.as_ref());
+    (node.metadata.labels.as_ref(), taints, node.metadata.uid.as_ref())
+}
+
 impl Controller for DaemonSets {
     fn name(&self) -> &'static str {
         "daemonset-controller"
@@ -67,12 +73,9 @@ impl Controller for DaemonSets {
         }
         if changed.kind == &registry::NODE {
             // Heartbeats of nodes change nothing.
-            let matters = |node: &Node| {
-                let taints = node.spec.as_ref().and_then(|s| s.taints.clone());
-                (node.metadata.labels.clone(), taints, node.metadata.uid.clone())
-            };
-            let state = |of: Option<&knarr_api::Object>| of.and_then(|n| n.get::<Node>()).map(matters);
-            if state(changed.old) == state(changed.new) {
+            let [old, new] =
+                [changed.old, changed.new].map(|of| of.and_then(|n| n.get::<Node>()).map(placement_fields));
+            if old == new {
                 return Vec::new();
             }
             let all = view.list(&registry::DAEMON_SET, "");

@@ -22,7 +22,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use k8s_openapi::jiff::Timestamp;
 use knarr_api::k8s_openapi;
 use knarr_api::registry;
-use knarr_api::{Kind, Object, ObjectKey, Shared};
+use knarr_api::{Kind, ObjectKey, Shared};
 
 use self::hints::{Hints, Preference};
 use self::plan::{Desired, Draft, plan};
@@ -147,15 +147,13 @@ impl Controller for EndpointSlices {
 /// The Services to enqueue for a node's change: those with pods on it, if its zone has changed; and those with topology hints by
 /// the zones' CPUs, if its CPUs count and have changed.
 fn node_keys(view: &dyn View, changed: ObjectChange<'_>) -> Vec<ObjectKey> {
-    let node = |o: Option<&Object>| o.and_then(|o| o.get::<Node>()).cloned();
-    let (old, new) = (node(changed.old), node(changed.new));
+    let [old, new] = [changed.old, changed.new].map(|of| of.and_then(|object| object.get::<Node>()));
     let mut keys = Vec::new();
-    let zone = |n: &Option<Node>| n.as_ref().map(|n| zone_of(n).map(str::to_string));
-    if old.is_none() || new.is_none() || zone(&old) != zone(&new) {
+    if old.is_none() || new.is_none() || old.map(zone_of) != new.map(zone_of) {
         let name = changed.object().map(|n| n.name()).unwrap_or("");
         keys = super::services_on(view, name);
     }
-    if hints::capacity(old.as_ref()) != hints::capacity(new.as_ref()) {
+    if hints::capacity(old) != hints::capacity(new) {
         let services = view.list_as::<Service>("").into_iter();
         let by_zone = services.filter(|s| hints::preference(s) == Preference::Proportional);
         keys.extend(by_zone.map(|s| ObjectKey::of(s.object())));

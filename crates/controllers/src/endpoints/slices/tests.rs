@@ -1,6 +1,7 @@
 //! Packing, hints and trigger times of EndpointSlices.
 
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+use knarr_api::Object;
 use serde_json::json;
 
 use super::*;
