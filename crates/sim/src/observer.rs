@@ -242,7 +242,12 @@ impl Observer {
         let mut inner = self.lock();
         let world = &mut inner.world;
         let now = world.now;
-        let since = world.well_since.entry(component.to_string()).or_default();
+        if !world.well_since.contains_key(component) {
+            world.well_since.insert(component.to_string(), None);
+        }
+        let Some(since) = world.well_since.get_mut(component) else {
+            return;
+        };
         match well {
             true => drop(since.get_or_insert(now)),
             false => {
