@@ -136,6 +136,12 @@ impl Rate {
         SignedDuration::from_millis(i64::try_from(millis).unwrap_or(i64::MAX))
     }
 
+    /// What a node counts at most while so much time passes: with this clock, or with its wall clock, which time synchronization
+    /// holds. A deletion's deadline is a time of the wall clock, a container's timeout is elapsed time.
+    pub fn counted_by_either(self, passed: SignedDuration) -> SignedDuration {
+        self.counted_signed(passed).max(passed)
+    }
+
     /// How much time passes while this clock counts so much.
     pub fn passes(self, counted: Duration) -> Duration {
         counted * EVEN / self.0
@@ -167,6 +173,12 @@ mod tests {
         let wrong = drawn(&[Switch::WrongClocks]);
         let beyond = wrong.iter().filter(|rate| !rate.is_within_bound()).count();
         assert!((100..220).contains(&beyond), "{beyond}");
+        // Of a slow clock and the wall clock the latter counts more.
+        for (rate, counted) in [(808, 17_251), (1_000, 17_251), (2_000, 34_502)] {
+            let passed = SignedDuration::from_millis(17_251);
+            let most = Rate(rate).counted_by_either(passed);
+            assert_eq!(most, SignedDuration::from_millis(counted), "{rate}");
+        }
         // 40 s on the fastest clock are 38.1 s; 35 s on the slowest are 36.75 s.
         let [slow, fast] = Rate::BOUND.map(Rate);
         assert_eq!(fast.passes(Duration::from_secs(40)).as_millis(), 38_095);

@@ -6,6 +6,7 @@
 pub(crate) mod about;
 mod commits;
 mod network;
+mod pod_writes;
 mod runtime;
 
 use std::collections::BTreeSet;
@@ -18,6 +19,7 @@ use knarr_client::{Clock, DeleteOptions};
 use knarr_kubelet::self_fencing::SelfFencing;
 use parking_lot::Mutex;
 
+use self::pod_writes::PodWrites;
 use crate::clocks::Rate;
 use crate::coverage::{Coverage, Ends, Scope};
 use crate::finding::Finding;
@@ -52,8 +54,7 @@ struct Inner {
     violation: Option<Violation>,
     coverage: Coverage,
     ends: Ends,
-    /// The period of [`commits::POD_WRITES_WITHIN_SECONDS`] of the last write of a pod, and the writes of pods in it so far.
-    pod_writes: (i64, u32),
+    pod_writes: PodWrites,
 }
 
 impl Inner {
@@ -97,7 +98,7 @@ impl Observer {
                 violation: None,
                 coverage: Coverage::default(),
                 ends: Ends::new(),
-                pod_writes: (0, 0),
+                pod_writes: PodWrites::default(),
             }),
         }
     }

@@ -324,8 +324,12 @@ impl World {
         let existing = self.pods.values().filter(|life| !life.removed()).count();
         let watches = |since: Timestamp| self.now.duration_since(since) >= WATCHES_AGAIN_WITHIN;
         existing < POD_COUNT
-            && self.well_since.contains_key(WITHOUT_LEASE)
+            && self.has_manager_without_lease()
             && !self.all_well_since(|_| true).is_some_and(watches)
+    }
+
+    pub fn has_manager_without_lease(&self) -> bool {
+        self.well_since.contains_key(WITHOUT_LEASE)
     }
 
     /// Since when all of these components have been free of faults; none if one is not.

@@ -12,6 +12,7 @@ use knarr_api::kinds::pod::condition;
 use knarr_client::{Object, Term};
 use knarr_control::fencing_kinds::{NodeFencing, Phase};
 
+use super::pod_writes::{MOST_WRITES, PERIOD_SECONDS, PERIODS_OF_OTHER_CLOCKS};
 use super::{Inner, Observer};
 use crate::rules::{n1_addresses, n6_policy, s9_watches};
 use crate::stored;
@@ -24,20 +25,16 @@ const PROPAGATION: &str = "core/configmaps/knarr-network/endpoint-propagation";
 /// The key prefix of EndpointSlices.
 const SLICES: &str = "discovery.k8s.io/endpointslices/";
 
-/// More writes of pods than any cluster here needs, even when all its components start, and so many seconds. Other kinds do not count: two
-/// controller managers overwrite each other's statuses, see [`World::managers_may_disagree`].
-const POD_WRITES: u32 = 5_000;
-pub(super) const POD_WRITES_WITHIN_SECONDS: i64 = 10;
 impl Inner {
     fn count_pod_write(&mut self) {
-        let period = self.world.now.as_second() / POD_WRITES_WITHIN_SECONDS;
-        self.pod_writes = match self.pod_writes {
-            (last, writes) if last == period => (last, writes + 1),
-            _ => (period, 1),
+        let Some(periods) = self.pod_writes.add(self.world.now) else {
+            return;
         };
-        if self.pod_writes.1 == POD_WRITES && !self.world.managers_may_disagree() {
+        let is_allowed = self.world.managers_may_disagree()
+            || self.world.has_manager_without_lease() && periods <= PERIODS_OF_OTHER_CLOCKS;
+        if !is_allowed {
             let what = format!(
-                "{POD_WRITES} writes of pods within {POD_WRITES_WITHIN_SECONDS} s: components undo each other's work"
+                "{MOST_WRITES} writes of pods within {PERIOD_SECONDS} s: components undo each other's work"
             );
             self.violate("S9", what, None);
         }

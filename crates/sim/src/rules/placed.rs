@@ -7,7 +7,7 @@ use knarr_api::k8s_openapi;
 
 use super::quota::SERVERS;
 use crate::placement::{KNOWN_AFTER, SPREAD, ZONE, is_of};
-use crate::world::{WITHOUT_LEASE, World, controller, node_of};
+use crate::world::{World, controller, node_of};
 
 /// Whether the controllers and the servers have been free of faults for so long that they know everything that was written
 /// before. It is never the case with a controller manager that ignores the lease: two schedulers, or two controllers of one
@@ -15,7 +15,7 @@ use crate::world::{WITHOUT_LEASE, World, controller, node_of};
 pub(crate) fn is_calm(world: &World) -> bool {
     let deciding = |name: &str| name == SERVERS || name.starts_with("control-");
     let since = world.all_well_since(deciding);
-    !world.well_since.contains_key(WITHOUT_LEASE)
+    !world.has_manager_without_lease()
         && since.is_some_and(|since| world.now.duration_since(since) >= KNOWN_AFTER)
 }
 

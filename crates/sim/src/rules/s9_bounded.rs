@@ -3,7 +3,7 @@
 //! because of an old view or of their clocks, make more of them: each pod that one deletes terminates for its grace period.
 
 use crate::finding::Finding;
-use crate::world::{Observation, POD_COUNT, WITHOUT_LEASE, World, controller};
+use crate::world::{Observation, POD_COUNT, World, controller};
 
 /// The most pods of one controller, finished and terminating ones included.
 const PODS_MAX: usize = 100;
@@ -22,7 +22,7 @@ pub(crate) fn check(seen: &Observation<'_>, world: &World) -> Result<(), Finding
     let siblings = lives
         .filter(|life| controller(&life.pod).is_some_and(|of| of.uid == owner.uid))
         .count();
-    let most = if world.well_since.contains_key(WITHOUT_LEASE) {
+    let most = if world.has_manager_without_lease() {
         POD_COUNT
     } else {
         PODS_MAX

@@ -61,10 +61,10 @@ pub(crate) fn check(seen: &Observation<'_>, world: &World) -> Result<(), Finding
             process.container
         )));
     };
-    // By the clock of its node.
+    // By a clock of its node.
     let had = world
         .rate(&process.node)
-        .counted_signed(world.now.duration_since(stop_requested));
+        .counted_by_either(world.now.duration_since(stop_requested));
     if had + SLACK < SignedDuration::from_secs(grace) {
         return Err(Finding(format!(
             "container {} was killed {had:#} after TERM, it has {grace} s",
