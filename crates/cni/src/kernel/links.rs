@@ -85,6 +85,18 @@ pub fn set_up(netlink: &mut Netlink, index: u32) -> Result<(), Error> {
     netlink.execute(vec![up(index)])
 }
 
+/// Sets the link down, which removes all routes through it in both families: from the kernel's answer on no packet passes either
+/// way, and no route through it can be added. A link that does not exist is no error.
+pub fn set_down(netlink: &mut Netlink, index: u32) -> Result<(), Error> {
+    let mut message = LinkMessage::default();
+    message.header.index = index;
+    message.header.change_mask = LinkFlags::Up;
+    match netlink.one("set down the link", RouteNetlinkMessage::SetLink(message), 0) {
+        Err(error) if error.is_not_found() => Ok(()),
+        result => result,
+    }
+}
+
 /// All addresses of the namespace, each with its interface's index.
 pub fn addresses(netlink: &mut Netlink) -> Result<Vec<(u32, IpAddr)>, Error> {
     let all = netlink.dump(
