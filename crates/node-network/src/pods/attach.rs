@@ -1,4 +1,4 @@
-//! One attachment: ADD, DEL and CHECK.
+//! One attachment: ADD and CHECK.
 
 use std::error::Error;
 use std::net::IpAddr;
@@ -23,12 +23,15 @@ use super::server::{Inner, NodeNetwork};
 
 /// How long `ADD` waits for what must be ready before the pod's first packet.
 const HOOK_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long `ADD` waits for an address of a pod that is being removed when no other is free. The deletion of a link takes some ten
+/// milliseconds.
+const RELEASE_TIMEOUT: Duration = Duration::from_secs(5);
 
 fn kernel(error: &dyn Error) -> Failure {
     Failure::new(Code::Kernel, "cannot set up the pod's network").because(error)
 }
 
-fn io(error: &dyn Error) -> Failure {
+pub(super) fn io(error: &dyn Error) -> Failure {
     Failure::new(Code::Io, "cannot keep the pod's record").because(error)
 }
 
@@ -61,7 +64,7 @@ impl Inner {
             .clone()
             .ok_or_else(|| Failure::new(Code::InvalidEnvironment, "CNI_NETNS is not set"))?;
         self.clear(of).await?;
-        let record = self.take(of, request, &network)?;
+        let record = self.take_when_free(of, &request, &network).await?;
         match self.set_up(&record, &netns, &network).await {
             Ok(()) => Ok(added(&record, netns)),
             Err(failure) => {
@@ -75,15 +78,17 @@ impl Inner {
         }
     }
 
-    /// An `ADD` that was broken off leaves a record that is not ready, which is removed; one that answered cannot be
-    /// repeated without `DEL`.
+    /// An `ADD` that was broken off leaves a record that is not ready, which is removed, as is one whose link is not deleted yet
+    /// after `DEL`; one that answered cannot be repeated without `DEL`.
     async fn clear(self: &Arc<Self>, of: &AttachmentRequest) -> Result<(), Failure> {
-        let is_ready = self
-            .state
-            .lock()
-            .records
-            .get(&of.sandbox)
-            .map(|record| record.is_ready);
+        let is_ready = {
+            let mut state = self.state.lock();
+            state.records.get_mut(&of.sandbox).map(|record| {
+                // This ADD finishes the removal: a DEL that comes meanwhile waits for it, and removes what it has made.
+                record.is_removing = false;
+                record.is_ready
+            })
+        };
         match is_ready {
             None => Ok(()),
             Some(false) => self.clone().delete(of.sandbox.clone()).await,
@@ -94,11 +99,37 @@ impl Inner {
         }
     }
 
+    /// As [`Inner::take`]; when all addresses are in use, it waits for those of pods that are being removed.
+    async fn take_when_free(
+        &self,
+        of: &AttachmentRequest,
+        request: &Request,
+        network: &NodeNetwork,
+    ) -> Result<Record, Failure> {
+        let deadline = Instant::now() + RELEASE_TIMEOUT;
+        let mut removed = self.removed.subscribe();
+        loop {
+            // Before the attempt: a removal that ends during it is then seen as a change.
+            removed.mark_unchanged();
+            let is_any_pending = self.state.lock().has_removals();
+            let failure = match self.take(of, request, network) {
+                Err(failure) if failure.code == Code::Exhausted && is_any_pending => failure,
+                result => return result,
+            };
+            if !matches!(
+                tokio::time::timeout_at(deadline, removed.changed()).await,
+                Ok(Ok(()))
+            ) {
+                return Err(failure);
+            }
+        }
+    }
+
     /// Chooses addresses and records them, before the kernel knows of anything.
     fn take(
         &self,
         of: &AttachmentRequest,
-        request: Request,
+        request: &Request,
         network: &NodeNetwork,
     ) -> Result<Record, Failure> {
         let mut state = self.state.lock();
@@ -109,9 +140,10 @@ impl Inner {
             interface: of.interface.clone(),
             host_interface: of.sandbox.host_interface(),
             addresses: Vec::new(),
-            host_ports: request.host_ports,
+            host_ports: request.host_ports.clone(),
             bandwidth: request.bandwidth,
             is_ready: false,
+            is_removing: false,
         };
         record.addresses = state
             .addresses
@@ -240,50 +272,6 @@ impl Inner {
             self.program_ports().map_err(|error| failed(&error))?;
             host_ports::delete_stale_flows(&record, false).map_err(|error| failed(&error))?;
         }
-        Ok(())
-    }
-
-    /// Removes whatever exists of a sandbox; also when there is nothing, or its namespace was removed.
-    pub async fn delete(self: Arc<Self>, sandbox: SandboxId) -> Result<(), Failure> {
-        self.blocking(move |inner| inner.delete_now(&sandbox)).await
-    }
-
-    fn delete_now(&self, sandbox: &SandboxId) -> Result<(), Failure> {
-        let failed =
-            |error: &dyn Error| Failure::new(Code::Kernel, "cannot remove the pod's network").because(error);
-        let record = {
-            let mut state = self.state.lock();
-            let record = state.records.get_mut(sandbox);
-            // From here on its host ports are free.
-            record.map(|record| {
-                record.is_ready = false;
-                record.clone()
-            })
-        };
-        let ports = record.as_ref().filter(|record| !record.host_ports.is_empty());
-        if ports.is_some() {
-            self.program_ports().map_err(|error| failed(&error))?;
-        }
-        let mut netlink = Netlink::open().map_err(|error| failed(&error))?;
-        let alias = self.alias(sandbox);
-        let link = links::find(&mut netlink, &sandbox.host_interface()).map_err(|error| failed(&error))?;
-        // One without an alias is of an ADD that was broken off between two messages; its name is ours.
-        if let Some(link) = link
-            && (link.alias == alias || link.alias.is_empty() && record.is_some())
-        {
-            links::delete(&mut netlink, link.index).map_err(|error| failed(&error))?;
-        }
-        bandwidth::remove(&mut netlink, sandbox, &alias).map_err(|error| failed(&error))?;
-        if let Some(record) = ports {
-            host_ports::delete_stale_flows(record, true).map_err(|error| failed(&error))?;
-        }
-        self.release_earlier(sandbox);
-        self.records.remove(sandbox).map_err(|error| io(&error))?;
-        self.pods.remove(sandbox);
-        let mut state = self.state.lock();
-        state.records.remove(sandbox);
-        state.since.remove(sandbox);
-        state.addresses.release(sandbox);
         Ok(())
     }
 

@@ -243,6 +243,7 @@ mod tests {
                 .collect(),
             bandwidth: Bandwidth::default(),
             is_ready: true,
+            is_removing: false,
         }
     }
 

@@ -14,8 +14,9 @@
 //!   the moment from which a pod can send at all.
 //!
 //! Guarantees: an address belongs to one sandbox at a time, until the runtime has removed that sandbox (DEL), or does
-//! not list it any more ([`Server::reconcile`]). `ADD` answers when the network works, and has reverted everything when
-//! it does not. Nothing depends on the agent while pods run: it may be stopped, killed and started again.
+//! not list it any more ([`Server::reconcile`]), and the kernel has deleted its link. `ADD` answers when the network works, and
+//! has reverted everything when it does not. `DEL` answers when no packet passes any more and the host ports are free; the link is
+//! deleted after that ([`removal`]). Nothing depends on the agent while pods run: it may be stopped, killed and started again.
 //!
 //! The state is recorded twice: in files ([`records`]) and in the kernel (links have their sandbox's id as an alias).
 //! Files need not survive a loss of power, as no sandbox does; each carries its boot id, and those of an earlier boot
@@ -29,6 +30,7 @@ mod kernel;
 mod reconcile;
 mod records;
 mod registry;
+mod removal;
 mod remove;
 mod server;
 mod table;

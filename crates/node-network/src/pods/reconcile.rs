@@ -45,7 +45,10 @@ impl Server {
             let state = inner.state.lock();
             let is_old = |since: &Instant| since.elapsed() >= UNLISTED_AGE;
             let old = state.since.iter().filter(|(_, since)| is_old(since));
-            old.map(|(sandbox, _)| sandbox.clone()).collect()
+            // Those whose DEL was answered are released as soon as their links are deleted.
+            old.filter(|(sandbox, _)| !state.is_removing(sandbox))
+                .map(|(sandbox, _)| sandbox.clone())
+                .collect()
         };
         let earlier = inner.earlier_leases();
         let listed = list.await?;
@@ -79,6 +82,9 @@ impl Inner {
             if !record.is_ready {
                 self.cut_off(&mut netlink, &record, &links)
                     .map_err(StartError::Adopt)?;
+            }
+            if record.is_removing {
+                self.finish_later(record.sandbox.clone());
             }
             self.reserve(record);
         }
@@ -126,7 +132,8 @@ impl Inner {
     }
 
     /// An `ADD` that was broken off, perhaps between the routes and the record that says so. Its sandbox is not among the
-    /// attached ones, so no packet may come from it or be sent to it until DEL, or another `ADD`, removes the rest.
+    /// attached ones, so no packet may come from it or be sent to it until DEL, or another `ADD`, removes the rest. Or a DEL that
+    /// answered, whose link the earlier agent had not deleted yet.
     fn cut_off(&self, netlink: &mut Netlink, record: &Record, links: &[Link]) -> Result<(), netlink::Error> {
         let alias = self.alias(&record.sandbox);
         let is_its = |link: &&Link| {
@@ -172,6 +179,7 @@ impl Inner {
             pod: None,
             interface: POD_INTERFACE.into(),
             is_ready: !addresses.is_empty(),
+            is_removing: false,
             addresses,
             host_ports: Vec::new(),
             bandwidth: Bandwidth::default(),
@@ -217,10 +225,12 @@ impl Inner {
             let learned = {
                 let mut state = self.state.lock();
                 let record = state.records.get_mut(&id);
-                record.filter(|record| record.pod.is_none()).map(|record| {
-                    record.pod = Some(pod.clone());
-                    record.clone()
-                })
+                record
+                    .filter(|record| record.pod.is_none() && !record.is_removing)
+                    .map(|record| {
+                        record.pod = Some(pod.clone());
+                        record.clone()
+                    })
             };
             let Some(record) = learned else { continue };
             if let Err(error) = self.records.write(&record) {

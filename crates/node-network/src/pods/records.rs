@@ -42,6 +42,10 @@ pub struct Record {
     pub bandwidth: Bandwidth,
     /// `ADD` has answered, or was about to: everything is in the kernel.
     pub is_ready: bool,
+    /// `DEL` has answered, or was about to: there are no routes and no host ports, and the link, if there is one, is down. It is
+    /// deleted before the record is. Never of a record that is ready.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_removing: bool,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -186,6 +190,7 @@ mod tests {
             host_ports: Vec::new(),
             bandwidth: Bandwidth::default(),
             is_ready: true,
+            is_removing: false,
         }
     }
 

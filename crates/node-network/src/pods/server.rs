@@ -18,7 +18,7 @@ use knarr_cni::sandbox::SandboxId;
 use parking_lot::Mutex;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{UnixListener, UnixStream};
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::{Semaphore, mpsc, watch};
 use tokio::task::{JoinError, JoinSet};
 use tokio::time::{Instant, MissedTickBehavior};
 use tracing::{Instrument, Span, debug_span};
@@ -119,6 +119,17 @@ pub(super) struct State {
     pub since: BTreeMap<SandboxId, Instant>,
 }
 
+impl State {
+    /// Whether DEL has answered for the sandbox and its link may not be deleted yet.
+    pub fn is_removing(&self, sandbox: &SandboxId) -> bool {
+        self.records.get(sandbox).is_some_and(|record| record.is_removing)
+    }
+
+    pub fn has_removals(&self) -> bool {
+        self.records.values().any(|record| record.is_removing)
+    }
+}
+
 pub(super) struct Inner {
     pub records: Records,
     pub table: String,
@@ -131,11 +142,16 @@ pub(super) struct Inner {
     /// Held while the table is programmed.
     pub programming: Mutex<()>,
     pub workers: Semaphore,
+    /// Sandboxes whose links are to be deleted; see [`super::removal`].
+    pub deletions: mpsc::UnboundedSender<SandboxId>,
+    /// Counts sandboxes that were removed, their addresses released.
+    pub removed: watch::Sender<u64>,
     /// One command at a time for a sandbox.
     pub locks: Mutex<HashMap<SandboxId, Arc<tokio::sync::Mutex<()>>>>,
 }
 
-/// The pod network of this node. Dropping it ends the service and leaves all pods as they are.
+/// The pod network of this node. Dropping it ends the service and leaves all pods as they are. Links of removed pods that are not
+/// deleted yet are deleted by the next server, or with the pods' network namespaces; [`Server::finish_removals`] waits for them.
 pub struct Server {
     pub(super) inner: Arc<Inner>,
     _tasks: JoinSet<()>,
@@ -147,6 +163,7 @@ impl Server {
     pub async fn start(config: Config) -> Result<Self, StartError> {
         let records = Records::open(&config.directory)?;
         let addresses = Addresses::new(records.last());
+        let (deletions, queue) = mpsc::unbounded_channel();
         let inner = Arc::new(Inner {
             records,
             table: table::name(config.instance.as_deref()),
@@ -162,6 +179,8 @@ impl Server {
             }),
             programming: Mutex::default(),
             workers: Semaphore::new(MAX_WORKERS),
+            deletions,
+            removed: watch::Sender::new(0),
             locks: Mutex::default(),
         });
         let adopting = inner.clone();
@@ -179,6 +198,7 @@ impl Server {
             listen(&config.socket).map_err(|source| StartError::Listen(config.socket.clone(), source))?;
         let mut tasks = JoinSet::new();
         tasks.spawn(maintain(inner.clone(), installed));
+        tasks.spawn(inner.clone().delete_links(queue));
         tasks.spawn(serve(inner.clone(), listener));
         Ok(Server { inner, _tasks: tasks })
     }
@@ -344,6 +364,9 @@ impl Inner {
                 Code::InvalidEnvironment,
                 "the request names no sandbox",
             )),
+            // Also while its link is being deleted, for which the lock is held: the runtime repeats DEL when it removes a sandbox
+            // that it has stopped.
+            (Command::Del, Some(of)) if self.state.lock().is_removing(&of.sandbox) => Reply::Done,
             (command, Some(of)) => {
                 let lock = self.lock_of(&of.sandbox);
                 let held = lock.lock().await;
@@ -353,7 +376,7 @@ impl Inner {
                         Err(failure) => Reply::Failed(failure),
                     },
                     Command::Check => done(self.clone().check(&of, request.prev_result).await),
-                    _ => done(self.clone().delete(of.sandbox.clone()).await),
+                    _ => done(self.detach(of.sandbox.clone()).await),
                 };
                 drop(held);
                 drop(lock);
@@ -374,7 +397,7 @@ impl Inner {
         reply
     }
 
-    fn lock_of(&self, sandbox: &SandboxId) -> Arc<tokio::sync::Mutex<()>> {
+    pub fn lock_of(&self, sandbox: &SandboxId) -> Arc<tokio::sync::Mutex<()>> {
         self.locks.lock().entry(sandbox.clone()).or_default().clone()
     }
 
@@ -382,14 +405,14 @@ impl Inner {
     pub async fn release(self: &Arc<Self>, sandbox: &SandboxId) -> Result<(), Failure> {
         let lock = self.lock_of(sandbox);
         let held = lock.lock().await;
-        let result = self.clone().delete(sandbox.clone()).await;
+        let result = self.detach(sandbox.clone()).await;
         drop(held);
         drop(lock);
         self.forget_lock(sandbox);
         result
     }
 
-    fn forget_lock(&self, sandbox: &SandboxId) {
+    pub fn forget_lock(&self, sandbox: &SandboxId) {
         let mut locks = self.locks.lock();
         if locks
             .get(sandbox)

@@ -8,8 +8,9 @@
 //! hooks `input` or `postrouting`. Between a detach and the next attach no packet with a pod's address passes them, and an
 //! unconfirmed entry is freed with its packet:
 //!
-//! - A detached sandbox has no link: DEL deletes it, and with it the route to the address, before the sandbox is detached.
-//!   When the kernel has answered that, no packet is under way that was routed before.
+//! - A detached sandbox has no link: DEL sets it down, which removes the route to the address, and the link is deleted after DEL's
+//!   answer but before the sandbox is detached. When the kernel has answered the deletion, no packet is under way that was routed
+//!   before. Until then the sandbox is attached, and no other one gets its address.
 //! - A forwarded packet *to* the address has the pod CIDR's unreachable route, in both families. So has a packet to a
 //!   Service or host port that is translated to the address (a stale endpoint): it is routed after the translation. A
 //!   local process gets an error from `connect` or `sendto`, or the translated packet is dropped where it is routed again.
@@ -127,7 +128,7 @@ impl CleanAddresses {
         is_clean
     }
 
-    /// The sandbox's link and routes were removed before.
+    /// The sandbox's link and routes were deleted before.
     pub fn detach(&mut self, sandbox: &str) {
         for address in self.attached.remove(sandbox).unwrap_or_default() {
             let others = self.used.get(&address).map_or(0, |count| count - 1);

@@ -33,6 +33,11 @@ pub const CASES: &[Case] = &[
     ),
     ("n1_removal_leaves_nothing", removal),
     (
+        "n1_an_address_is_not_given_out_before_the_link_of_its_last_pod_is_deleted",
+        address_waits_for_link,
+    ),
+    ("n1_a_sandbox_is_attached_again_right_after_del", attached_again),
+    (
         "n1_addresses_of_the_earlier_network_are_not_given_out",
         earlier_network,
     ),
@@ -76,8 +81,14 @@ fn pods_reach_each_other() {
     assert_eq!(node.pods.list().len(), 2);
     node.cni("CHECK", &a, &node.config()).done();
     node.delete(&a).done();
+    for routes in ["ip route show", "ip -6 route show"] {
+        let routes = node.namespace.command(routes);
+        let has_route = |address: &IpAddr| routes.contains(&format!("{address} dev"));
+        assert!(!of_a.iter().any(has_route), "{routes}");
+    }
     node.delete(&a).done();
     assert_eq!(node.cni("CHECK", &a, &node.config()).failure().0, 3);
+    node.until_removed(&a.id);
     assert_eq!(node.pods.namespace_of(of_a[0]), None);
     assert_eq!(node.links(), [b.host_interface()]);
     assert_eq!(tcp(&node.namespace, of_b[0], 80).unwrap(), format!("b {NODE}"));
@@ -101,6 +112,9 @@ fn parallel_adds() {
             scope.spawn(|| node.delete(pod).done());
         }
     });
+    for pod in &pods {
+        node.until_removed(&pod.id);
+    }
     assert!(node.links().is_empty());
     assert_eq!(std::fs::read_dir(node.records()).unwrap().count(), 1, ".last");
 }
@@ -232,6 +246,64 @@ fn removal() {
     assert_eq!(node.tables(), "table inet knarr-pods-other\n");
     assert!(!node.namespace.command("ip route show").contains("10.244"));
     assert!(!records.exists() && !socket.exists());
+}
+
+/// Records whether this link is there when others' sandboxes are attached.
+struct LinkThen {
+    link: String,
+    was_there: AtomicBool,
+    was_called: AtomicBool,
+}
+
+#[async_trait]
+impl BeforeUp for LinkThen {
+    async fn before_up(&self, attachment: &Attachment) -> Result<(), Box<dyn Error + Send + Sync>> {
+        if attachment.host_interface != self.link {
+            let shown = tokio::process::Command::new("ip")
+                .args(["link", "show", &self.link])
+                .output()
+                .await?;
+            self.was_there.store(shown.status.success(), Ordering::SeqCst);
+            self.was_called.store(true, Ordering::SeqCst);
+        }
+        Ok(())
+    }
+}
+
+fn address_waits_for_link() {
+    let (a, b) = (Pod::new(1), Pod::new(2));
+    let hook = Arc::new(LinkThen {
+        link: a.host_interface(),
+        was_there: AtomicBool::new(false),
+        was_called: AtomicBool::new(false),
+    });
+    let mut node = Node::new(Some(network(&["10.244.1.0/30"])));
+    node.hook = hook.clone();
+    node.start();
+    node.add(&a).done();
+    for _ in 0..5 {
+        node.delete(&a).done();
+        // There is no other address.
+        assert_eq!(node.add(&b).addresses(), [ip("10.244.1.2")]);
+        assert!(hook.was_called.swap(false, Ordering::SeqCst));
+        assert!(!hook.was_there.load(Ordering::SeqCst));
+        node.delete(&b).done();
+        node.add(&a).done();
+    }
+}
+
+fn attached_again() {
+    let node = Node::started();
+    let pod = Pod::new(1);
+    for _ in 0..5 {
+        let addresses = node.add(&pod).addresses();
+        node.cni("CHECK", &pod, &node.config()).done();
+        assert_eq!(node.links(), [pod.host_interface()]);
+        assert_eq!(node.pods.list()[0].addresses, addresses);
+        node.delete(&pod).done();
+    }
+    node.until_removed(&pod.id);
+    assert!(node.links().is_empty());
 }
 
 fn earlier_network() {

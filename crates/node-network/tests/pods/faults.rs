@@ -27,6 +27,14 @@ pub const CASES: &[Case] = &[
     ),
     ("n1_an_add_that_was_interrupted_is_repeated", interrupted),
     (
+        "n1_an_agent_killed_between_dels_answer_and_the_links_deletion_finishes_it_at_its_start",
+        removal_interrupted,
+    ),
+    (
+        "n1_agents_killed_after_dels_leave_no_link_and_no_address",
+        killed_after_delete,
+    ),
+    (
         "n1_routes_and_table_that_others_removed_come_back",
         removed_by_others,
     ),
@@ -61,6 +69,7 @@ fn restart() {
     assert_ne!(node.add(&other).addresses()[0], address);
     assert_eq!(node.add(&pod).failure().0, 4, "it is attached already");
     node.delete(&pod).done();
+    node.until_removed(&pod.id);
     assert_eq!(node.links(), [other.host_interface()]);
 }
 
@@ -106,6 +115,7 @@ fn link_without_record() {
     serve(&a.namespace, "a", 80);
     assert!(tcp(&node.namespace, address, 80).is_ok());
     node.delete(&a).done();
+    node.until_removed(&a.id);
     assert!(node.links().is_empty());
     node.add(&b).done();
 }
@@ -131,6 +141,52 @@ fn interrupted() {
         [ip("10.244.1.3"), ip("fd00:244:0:1::3")]
     );
     assert_eq!(node.links().len(), 1);
+}
+
+fn removal_interrupted() {
+    let mut node = Node::new(Some(network(&["10.244.1.0/30"])));
+    node.start();
+    let (a, b) = (Pod::new(1), Pod::new(2));
+    node.add(&a).done();
+    node.kill();
+    // As DEL leaves it when it answers.
+    node.namespace
+        .command(&format!("ip link set {} down", a.host_interface()));
+    let path = node.records().join(format!("{}.json", a.id));
+    let mut record: serde_json::Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    record["isReady"] = false.into();
+    record["isRemoving"] = true.into();
+    std::fs::write(&path, record.to_string()).unwrap();
+    node.start();
+    node.delete(&a).done();
+    assert_eq!(node.add(&b).addresses(), [ip("10.244.1.2")], "there is no other");
+    node.until_removed(&a.id);
+    assert_eq!(node.links(), [b.host_interface()]);
+}
+
+fn killed_after_delete() {
+    const PODS: usize = 8;
+    let node = Node::new(None);
+    for round in 0..6 {
+        let mut agent = Agent::start(&node);
+        let pods: Vec<Pod> = (0..PODS).map(|n| Pod::new(round * PODS + n)).collect();
+        for pod in &pods {
+            node.add(pod).done();
+        }
+        std::thread::scope(|scope| {
+            for pod in &pods {
+                scope.spawn(|| node.delete(pod).done());
+            }
+        });
+        agent.kill();
+        let mut agent = Agent::start(&node);
+        for pod in &pods {
+            node.until_removed(&pod.id);
+        }
+        assert!(node.links().is_empty());
+        assert_eq!(std::fs::read_dir(node.records()).unwrap().count(), 1, ".last");
+        agent.kill();
+    }
 }
 
 fn removed_by_others() {
@@ -224,6 +280,7 @@ fn garbage_collection() {
     config["cniVersion"] = "1.1.0".into();
     config["cni.dev/valid-attachments"] = json!([{ "containerID": b.id, "ifname": "eth0" }]);
     node.cni("GC", &a, &config).done();
+    node.until_removed(&a.id);
     assert_eq!(node.links(), [b.host_interface()]);
 }
 
@@ -258,6 +315,9 @@ fn killed() {
         for pod in &pods {
             node.delete(pod).done();
         }
+        for pod in &pods {
+            node.until_removed(&pod.id);
+        }
         assert!(node.links().is_empty());
         assert_eq!(std::fs::read_dir(node.records()).unwrap().count(), 1, ".last");
         agent.kill();
@@ -277,6 +337,7 @@ fn namespace_deleted() {
     ];
     node.run_plugin("knarr-cni", &variables, &node.config().to_string())
         .done();
+    node.until_removed(&id);
     assert!(node.links().is_empty());
     assert!(node.pods.list().is_empty());
 }

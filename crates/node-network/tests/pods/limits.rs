@@ -160,5 +160,6 @@ fn bandwidth() {
     );
     assert_eq!(node.links().len(), 3);
     node.delete(&limited).done();
+    node.until_removed(&limited.id);
     assert_eq!(node.links().len(), 1);
 }

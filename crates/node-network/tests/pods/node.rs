@@ -6,9 +6,10 @@ use std::os::unix::fs::symlink;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use knarr_node_network::pods::{
-    BeforeUp, Config, EarlierNetwork, NoHook, NodeNetwork, Pods, Sandbox, Server,
+    BeforeUp, Config, EarlierNetwork, NoHook, NodeNetwork, Pods, Sandbox, SandboxId, Server,
 };
 use serde_json::{Value, json};
 use tokio::runtime::Runtime;
@@ -270,6 +271,17 @@ impl Node {
             .map(|link| link["ifname"].as_str().unwrap().to_string())
             .filter(|name| name.starts_with("knarr"))
             .collect()
+    }
+
+    /// Waits until nothing is left of a sandbox: DEL answers before its link is deleted and its address released.
+    pub fn until_removed(&self, id: &str) {
+        let record = self.records().join(format!("{id}.json"));
+        let sandbox = SandboxId::try_from(id.to_string()).unwrap();
+        let end = Instant::now() + Duration::from_secs(20);
+        while record.exists() || self.pods.get(&sandbox).is_some() {
+            assert!(Instant::now() < end, "sandbox {id} is not removed");
+            std::thread::sleep(Duration::from_millis(5));
+        }
     }
 
     pub fn tables(&self) -> String {
