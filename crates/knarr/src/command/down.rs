@@ -51,7 +51,7 @@ pub async fn run(config: Config, args: DownArgs) -> Result<(), Failure> {
             .map_err(failed)?;
         let runtime = Cri::new(&format!("unix://{}", running.socket().display()));
         running.serves(&runtime).await.map_err(failed)?;
-        let _agent = network::serve_teardown(&config, program).await?;
+        let agent = network::serve_teardown(&config, program).await?;
         println!("terminating the pods …");
         let torn = teardown::stop_pods(&runtime).await;
         println!("{} pods terminated", torn.pods);
@@ -61,6 +61,10 @@ pub async fn run(config: Config, args: DownArgs) -> Result<(), Failure> {
         stop_leftover(&containerd)
             .await
             .map_err(|e| Failure::new("containerd does not exit").because(e))?;
+        // No other agent deletes what is left of the pods' links.
+        if let Some(agent) = &agent {
+            agent.finish_removals().await;
+        }
     }
     faults.extend(network::remove(&config).await);
     faults.extend(teardown::clean_host(&config.data_dir).await);
