@@ -95,6 +95,10 @@ pub enum Event {
         id: ContainerId,
         exit: Exit,
     },
+    /// The node stops this container by itself: it is cut off from the API, and the pod must not run twice (SPEC B4).
+    SelfFenced {
+        id: ContainerId,
+    },
     ContainerRemoved {
         id: ContainerId,
     },

@@ -43,13 +43,16 @@ impl Pod {
         self.history.add_termination(&name, attempt, &terminated);
         let code = format!("exit code {}", terminated.exit_code);
         self.add_to_timeline(now, "Exited", Some(&name), Some(code));
+        let is_self_fenced = self.restart_if_self_fenced(i, id);
         if self.containers[i].waiting.is_some() && !self.will_restart(i) {
             self.containers[i].waiting = None;
         }
-        // The exit of a container that is restarted immediately is not reported: users see the next run.
+        // The exit of a container that is restarted immediately is not reported: users see the next run. One that fenced
+        // itself is, for its next run waits until the node is connected again.
         // Nor is that of the last container reported before the pod's phase, if this node stopped it.
         let last = self.containers[i].restart.is_immediate() && self.is_complete();
-        if self.termination.is_none() && !last && !self.restarts_immediately(i, now) {
+        let is_next_run_shown = !is_self_fenced && self.restarts_immediately(i, now);
+        if self.termination.is_none() && !last && !is_next_run_shown {
             self.report_status(now);
         }
     }

@@ -30,6 +30,7 @@ mod resize;
 mod restart_all;
 mod restart_policy;
 mod sandbox;
+mod self_fencing;
 mod start;
 mod status;
 mod stop;
@@ -377,6 +378,7 @@ impl Pod {
                 now,
             ),
             Event::ContainerExited { id, exit } => self.container_exited(&id, exit, now),
+            Event::SelfFenced { id } => self.stopped_by_self_fencing(&id),
             Event::ContainerRemoved { id } => self.removals.container_removed(&id),
             Event::StopFailed { id, .. } => self.stop_failed(&id, now),
             Event::HookDone { id, hook, result } => match hook {

@@ -27,6 +27,7 @@ mod pod_lifecycle;
 mod probes;
 mod resize;
 mod restart_all;
+mod self_fencing;
 mod termination;
 mod termination_history;
 mod unhealthy;

@@ -330,6 +330,7 @@ impl Parts {
                 runtime: runtime.clone(),
                 pods: pods.clone(),
                 volumes: volumes.clone(),
+                pod_events: pod_events.clone(),
             }),
             cgroups: Arc::new(PodCgroups::new(
                 config.clone(),

@@ -10,12 +10,14 @@ use knarr_api::k8s_openapi;
 use knarr_apimachinery::ids::ContainerId;
 use knarr_client::{Api, TypedApi};
 use knarr_kubelet::admission::is_static;
+use knarr_kubelet::pod::Event;
 use knarr_kubelet::runtime::{Container, ContainerState};
 use knarr_kubelet::self_fencing::{SelfFencing, TerminationMode, Verdict};
 use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
 
 use super::bound_pods::BoundPods;
+use super::inbox::PodEvents;
 use super::lease_trust::LeaseTrust;
 use super::start_denied::StartDenied;
 use crate::runtime::{Runtime, RuntimeError};
@@ -33,6 +35,8 @@ pub(super) struct SelfFencer {
     pub runtime: Arc<dyn Runtime>,
     pub pods: BoundPods,
     pub volumes: Arc<Volumes>,
+    /// Receives which containers are stopped.
+    pub pod_events: PodEvents,
 }
 
 impl SelfFencer {
@@ -153,6 +157,8 @@ impl SelfFencer {
                 pod = c.pod.name,
                 "ending what must not run twice"
             );
+            let stopped = Event::SelfFenced { id: c.id.clone() };
+            self.pod_events.send(c.pod.uid.clone(), stopped);
             end(self.runtime.as_ref(), &self.trust, &c.id, *ending).await;
         });
         futures::future::join_all(ends).await;

@@ -145,3 +145,28 @@ async fn b4_nothing_that_must_not_run_twice_starts_after_the_lease_ran_out_while
     sleep(Duration::from_secs(30)).await;
     assert_eq!(world.names(), ["once"]);
 }
+
+/// Neither the pod nor its container has failed: each wait in CrashLoopBackOff would prolong the outage.
+#[tokio::test(start_paused = true)]
+async fn b4_l5_a_pod_that_fenced_itself_runs_again_soon_after_each_time_that_its_node_is_cut_off() {
+    let world = World::new();
+    world.create_once("once").await;
+    let is_cut = Arc::new(AtomicBool::new(false));
+    let cut = is_cut.clone();
+    world.api.intercept(move |_| {
+        let is_cut = cut.load(Ordering::SeqCst);
+        is_cut.then(|| Error::unavailable("there is no way to the server"))
+    });
+    let (_kubelet, _cancel) = world.kubelet_on_nothing();
+    sleep(Duration::from_secs(30)).await;
+    for round in 0..7 {
+        assert_eq!(world.names(), ["once"], "before outage {round}");
+        is_cut.store(true, Ordering::SeqCst);
+        sleep(Duration::from_secs(50)).await;
+        assert!(world.names().is_empty(), "during outage {round}");
+        is_cut.store(false, Ordering::SeqCst);
+        sleep(Duration::from_secs(30)).await;
+    }
+    let status = world.pod("once").await.unwrap().status.unwrap();
+    assert_eq!(status.container_statuses.unwrap()[0].restart_count, 7);
+}

@@ -85,6 +85,8 @@ pub(super) struct Container {
     pub(super) waiting: Option<Waiting>,
     pub(super) back_off: ContainerBackOff,
     pub(super) restart: RestartState,
+    /// The run that the node stops because it is cut off from the API (SPEC B4).
+    pub(super) self_fenced: Option<ContainerId>,
     pub(super) probes: Probes,
     pub(super) resources: Allocation,
 }
@@ -100,6 +102,7 @@ impl Container {
             waiting: None,
             back_off: ContainerBackOff::default(),
             restart: RestartState::default(),
+            self_fenced: None,
             probes: Probes::default(),
             resources: Allocation::default(),
         }

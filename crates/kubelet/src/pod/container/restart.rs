@@ -2,7 +2,8 @@
 
 #[derive(Clone, Copy, Debug, Default)]
 pub(in crate::pod) struct RestartState {
-    /// This node stopped the latest run for a probe or a changed definition: it is restarted at once.
+    /// This node stopped the latest run for a probe, a changed definition, or while it was cut off from the API: it is
+    /// restarted at once.
     is_immediate: bool,
     /// It is restarted whatever its policy says: it was stopped for a resize or by `RestartAllContainers`.
     is_forced: bool,
