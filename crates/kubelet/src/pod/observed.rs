@@ -184,7 +184,6 @@ impl Pod {
 
     fn adopt(&mut self, i: usize, runs: &[&runtime::Container], newest: &runtime::Container, now: Timestamp) {
         let known = self.object.status_of(&self.containers[i]).cloned();
-        let longest = self.node.longest_restart_wait;
         let container = &mut self.containers[i];
         let older: Vec<&&runtime::Container> = runs.iter().filter(|r| r.id != newest.id).collect();
         let older_ids = older.iter().map(|r| r.id.clone()).collect();
@@ -232,11 +231,6 @@ impl Pod {
                 let end = terminated(&newest.id, exit, None);
                 let exited = run(RunState::Exited(Box::new(end.clone())));
                 container.runs.adopt(exited, previous, now);
-                let ended = container.runs.by_present_clock(exit.finished_at.unwrap_or(now));
-                // The attempts are the number of its failures.
-                for _ in 0..newest.attempt.min(6) {
-                    container.back_off.restart(ended, ended, longest);
-                }
                 self.history
                     .add_termination(&container.name, newest.attempt, &end);
             }

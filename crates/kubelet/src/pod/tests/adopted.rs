@@ -192,6 +192,24 @@ fn l8_a_restarted_kubelet_keeps_the_reported_probe_results_and_no_more() {
 }
 
 #[test]
+fn l5_back_off_does_not_outlive_the_kubelet() {
+    let exit = Exit {
+        code: 1,
+        ..Exit::default()
+    };
+    for attempt in [0, 1, 9] {
+        let mut life = Life::new(json!({}));
+        let ended = Exit {
+            finished_at: Some(life.now),
+            ..exit.clone()
+        };
+        begin(&mut life, vec![seen("c", attempt, ContainerState::Exited(ended))]);
+        life.settle();
+        assert_eq!(life.status(), format!("Running c=running/{}", attempt + 1));
+    }
+}
+
+#[test]
 fn l4_the_run_before_the_one_that_is_found_is_the_last_state() {
     let mut life = Life::new(json!({}));
     let exit = Exit {
