@@ -24,7 +24,7 @@ impl Cache {
         term: Option<&Term>,
     ) -> Result<TxnResult, Error> {
         if kind.ops.custom().is_none() {
-            return self.commit(txn, term).await;
+            return Ok(self.commit(txn, None, term).await?.txn);
         }
         let name = knarr_api::custom::definition_name(kind);
         let key = keys::key(&CRD, "", &name);
@@ -35,8 +35,8 @@ impl Cache {
                 return Err(Error::method_not_supported(kind.resource_ref(""), "create"));
             }
             let is = definition.revision();
-            let result = self.commit(while_at(&txn, &key, is), term).await?;
-            if let Some(result) = self.unless_moved(result, is).await {
+            let result = self.commit(while_at(&txn, &key, is), None, term).await?;
+            if let Some(result) = self.unless_moved(result.txn, is).await {
                 return Ok(result);
             }
         }

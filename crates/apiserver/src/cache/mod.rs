@@ -84,13 +84,6 @@ pub(crate) const WRITE_ATTEMPTS: usize = 100;
 pub(crate) const MODIFIED: &str =
     "the object has been modified; please apply your changes to the latest version and try again";
 
-/// What happens to an object after it is written.
-#[derive(Clone, Copy)]
-enum AndThen {
-    Keep,
-    Delete,
-}
-
 /// The result of a conditional write.
 pub enum Written<T> {
     Done(T),
@@ -306,7 +299,7 @@ impl Cache {
         expected_revision: u64,
         term: Option<&Term>,
     ) -> Result<Written<Arc<Object>>, Error> {
-        let written = self.write(kind, typed, encoding, (expected_revision, AndThen::Keep), term);
+        let written = self.write(kind, typed, encoding, expected_revision, false, term);
         Ok(match written.await? {
             Written::Done((object, _)) => Written::Done(object),
             Written::Conflict => Written::Conflict,
@@ -322,16 +315,17 @@ impl Cache {
         expected_revision: u64,
         term: Option<&Term>,
     ) -> Result<Written<(Arc<Object>, Option<u64>)>, Error> {
-        self.write(kind, typed, None, (expected_revision, AndThen::Delete), term)
-            .await
+        self.write(kind, typed, None, expected_revision, true, term).await
     }
 
+    /// As [`Cache::put`]; an object that is not created is deleted after the write if `then_deletes`.
     async fn write(
         &self,
         kind: &Kind,
         mut typed: Box<dyn AnyObject>,
         encoding: Option<Vec<u8>>,
-        (expected_revision, and_then): (u64, AndThen),
+        expected_revision: u64,
+        then_deletes: bool,
         term: Option<&Term>,
     ) -> Result<Written<(Arc<Object>, Option<u64>)>, Error> {
         let meta = typed.metadata();
@@ -383,18 +377,12 @@ impl Cache {
             }],
         };
         let begun = Instant::now();
-        let (result, deleted) = match (expected_revision, and_then) {
-            (0, _) => (self.commit_creation(kind, txn, term).await?, None),
-            (_, AndThen::Keep) => (self.commit(txn, term).await?, None),
-            (_, AndThen::Delete) => {
-                let result = self.commit_and_delete(txn, key.clone(), term).await?;
-                (result.txn, result.deleted)
-            }
-        };
-        let operation = if expected_revision == 0 {
-            "create"
+        let (operation, result, deleted) = if expected_revision == 0 {
+            ("create", self.commit_creation(kind, txn, term).await?, None)
         } else {
-            "update"
+            let deletes = then_deletes.then_some(&key);
+            let committed = self.commit(txn, deletes, term).await?;
+            ("update", committed.txn, committed.deleted)
         };
         self.metrics.store_took(operation, kind.plural(), begun.elapsed());
         match result {
@@ -435,7 +423,7 @@ impl Cache {
             ops: vec![Op::Delete { key }],
         };
         let begun = Instant::now();
-        let result = self.commit(txn, term).await?;
+        let result = self.commit(txn, None, term).await?.txn;
         self.metrics
             .store_took("delete", object.kind().plural(), begun.elapsed());
         let (TxnResult::Committed { revision } | TxnResult::Failed { revision, .. }) = &result;

@@ -26,45 +26,39 @@ fn moved_too_often(term: &Term) -> Error {
 }
 
 impl Cache {
-    /// Like the store's `txn`; the result is about `txn`'s own comparisons.
-    pub(super) async fn commit(&self, txn: Txn, term: Option<&Term>) -> Result<TxnResult, Error> {
+    /// Like the store's `txn`, or with a key to delete like its `txn_and_delete`. The result is about `txn`'s own
+    /// comparisons.
+    pub(super) async fn commit(
+        &self,
+        txn: Txn,
+        deletes: Option<&Bytes>,
+        term: Option<&Term>,
+    ) -> Result<TxnAndDelete, Error> {
         let Some(term) = term else {
-            return self.store.txn(txn).await.map_err(store_error);
+            return self.send(txn, deletes).await;
         };
-        let key = keys::key(&registry::LEASE, &term.namespace, &term.name);
-        // The holder renews the lease all the time, which does not end its term: the next attempt uses the renewed lease.
+        let lease = keys::key(&registry::LEASE, &term.namespace, &term.name);
+        // The holder renews the lease all the time, which does not end its term: the next attempt uses the renewed one.
         for _ in 0..WRITE_ATTEMPTS {
             let is = self.revision_in(term).await?;
-            let during = while_at(&txn, &key, is);
-            let result = self.store.txn(during).await.map_err(store_error)?;
-            if let Some(result) = self.unless_moved(result, is).await {
-                return Ok(result);
+            let during = while_at(&txn, &lease, is);
+            let TxnAndDelete { txn: result, deleted } = self.send(during, deletes).await?;
+            if let Some(txn) = self.unless_moved(result, is).await {
+                return Ok(TxnAndDelete { txn, deleted });
             }
         }
         Err(moved_too_often(term))
     }
 
-    /// As [`Cache::commit`], and the key is deleted after it ([`knarr_store::Store::txn_and_delete`]).
-    pub(super) async fn commit_and_delete(
-        &self,
-        txn: Txn,
-        key: Bytes,
-        term: Option<&Term>,
-    ) -> Result<TxnAndDelete, Error> {
-        let Some(term) = term else {
-            return self.store.txn_and_delete(txn, key).await.map_err(store_error);
-        };
-        let lease = keys::key(&registry::LEASE, &term.namespace, &term.name);
-        for _ in 0..WRITE_ATTEMPTS {
-            let is = self.revision_in(term).await?;
-            let during = while_at(&txn, &lease, is);
-            let result = self.store.txn_and_delete(during, key.clone()).await;
-            let TxnAndDelete { txn, deleted } = result.map_err(store_error)?;
-            if let Some(txn) = self.unless_moved(txn, is).await {
-                return Ok(TxnAndDelete { txn, deleted });
+    async fn send(&self, txn: Txn, deletes: Option<&Bytes>) -> Result<TxnAndDelete, Error> {
+        let sent = match deletes {
+            Some(key) => self.store.txn_and_delete(txn, key.clone()).await,
+            None => {
+                let result = self.store.txn(txn).await;
+                result.map(|txn| TxnAndDelete { txn, deleted: None })
             }
-        }
-        Err(moved_too_often(term))
+        };
+        sent.map_err(store_error)
     }
 
     /// The result of [`while_at`]'s transaction about its own comparisons; `None` if the key that was added had another revision: this cache has
