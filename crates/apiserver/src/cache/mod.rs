@@ -15,6 +15,7 @@ mod feed;
 mod index;
 pub mod kind;
 pub(crate) mod maintenance;
+mod samples;
 mod term;
 
 use std::collections::{BTreeMap, HashSet};
@@ -26,7 +27,6 @@ use knarr_api::emulation::Emulation;
 use knarr_api::{AnyObject, Kind, Object, object, registry};
 use knarr_apimachinery::Error;
 use knarr_client::Term;
-use knarr_client::metrics::Samples;
 use knarr_store::{Compare, Op, Store, Txn, TxnResult};
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::oneshot;
@@ -58,15 +58,6 @@ pub struct Cache {
     decoded: Option<Arc<Decoded>>,
     /// Keys whose values are encrypted with a key or provider that is no longer the first; writing them again changes that.
     stale: Mutex<HashSet<Bytes>>,
-}
-
-/// How much the cache of a kind contains, as its metrics show it.
-struct Contains {
-    objects: usize,
-    /// The revision of the kind's last change.
-    newest: u64,
-    changes: usize,
-    changes_bytes: usize,
 }
 
 /// A write in flight, which the feed need not decode.
@@ -183,72 +174,6 @@ impl Cache {
         self.custom_caches()
             .iter()
             .for_each(|cache| cache.forget_changes(revision));
-    }
-
-    /// Adds the metrics of what the cache contains now.
-    pub(crate) fn write_metrics(&self, samples: &mut Samples) {
-        let custom = self.custom_caches();
-        let fixed = self.built_in_caches();
-        let all = fixed.chain(custom.iter().map(|cache| &**cache));
-        let mut kinds: Vec<_> = all
-            .map(|cache| {
-                let (changes, changes_bytes) = cache.kept_changes();
-                let contains = Contains {
-                    objects: cache.count(),
-                    newest: cache.newest(),
-                    changes,
-                    changes_bytes,
-                };
-                (cache.kind.clone(), contains)
-            })
-            .collect();
-        kinds.sort_by_key(|(kind, _)| kind.qualified());
-        samples.gauge(
-            "apiserver_storage_objects",
-            "(Deprecated since 1.34.0) [DEPRECATED, consider using apiserver_resource_objects instead] Number of stored objects at the time of last \
-             check split by kind. In case of a fetching error, the value will be -1.",
-        );
-        for (kind, contains) in &kinds {
-            samples.add(&[("resource", &kind.qualified())], contains.objects as f64);
-        }
-        let mut of_kind = |name: &str, help: &str, value: fn(&Contains) -> f64| {
-            samples.gauge(name, help);
-            for (kind, contains) in &kinds {
-                let labels = [("group", kind.group()), ("resource", kind.plural())];
-                samples.add(&labels, value(contains));
-            }
-        };
-        of_kind(
-            "apiserver_resource_objects",
-            "Number of stored objects at the time of last check split by kind.",
-            |contains| contains.objects as f64,
-        );
-        // A float has 53 bits.
-        of_kind(
-            "apiserver_watch_cache_resource_version",
-            "Current resource version of watch cache broken by resource type. This is truncated to the 15 least significant digits.",
-            |contains| (contains.newest % 1_000_000_000_000_000) as f64,
-        );
-        of_kind(
-            "watch_cache_capacity",
-            "Total capacity of watch cache broken by resource type.",
-            |_| kind::WINDOW_CHANGES as f64,
-        );
-        of_kind(
-            "knarr_watch_cache_changes",
-            "Number of changes that are kept for watches that resume, by resource type.",
-            |contains| contains.changes as f64,
-        );
-        of_kind(
-            "knarr_watch_cache_changes_bytes",
-            "About how many bytes the kept changes hold, by resource type.",
-            |contains| contains.changes_bytes as f64,
-        );
-        samples.gauge(
-            "knarr_cache_revision",
-            "The revision that the watch cache has caught up with.",
-        );
-        samples.add(&[], self.revision() as f64);
     }
 
     /// Returns once everything up to `revision` has been applied.
