@@ -35,6 +35,10 @@ use crate::subresource::scale::scale_of;
 use crate::user::User;
 use crate::watch::Item;
 
+/// The most users of components that a server keeps, about 0.5 MB. The control plane has fewer than 100 components and
+/// a node has two; only a process in which many nodes follow each other, such as a simulation, has more.
+const MAX_COMPONENT_USERS: usize = 1024;
+
 /// What the components of this process use of the server.
 pub(crate) struct InProcessServer {
     pub users: ComponentUsers,
@@ -47,7 +51,8 @@ pub(crate) struct InProcessServer {
     pub _controllers: Arc<Controllers>,
 }
 
-/// The users of this process' components, each made once.
+/// The users of this process' components, at most [`MAX_COMPONENT_USERS`]. All are dropped when another one does not
+/// fit: a user depends on nothing but its component, clients hold their own, and it is made again when it is needed.
 #[derive(Default)]
 pub(crate) struct ComponentUsers(Mutex<BTreeMap<Component, Arc<User>>>);
 
@@ -59,6 +64,9 @@ impl ComponentUsers {
         }
         let user = User::new(component.user(), component.groups()).authenticated();
         let user = Arc::new(user);
+        if users.len() >= MAX_COMPONENT_USERS {
+            users.clear();
+        }
         users.insert(component.clone(), user.clone());
         user
     }
@@ -458,5 +466,28 @@ impl Api for InProcess {
             .subresources
             .create_subresource(&mut self.ctx("create"), &target, body)
             .await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a6_the_users_of_components_have_a_limit_and_a_dropped_one_is_made_again() {
+        let users = ComponentUsers::default();
+        let node = |number: usize| Component::Node(format!("n{number}"));
+        let first = users.of(&node(0));
+        for number in 0..MAX_COMPONENT_USERS {
+            assert_eq!(users.of(&node(number)).node(), Some(&*format!("n{number}")));
+        }
+        assert!(Arc::ptr_eq(&first, &users.of(&node(0))), "all of them fit");
+        for number in MAX_COMPONENT_USERS..3 * MAX_COMPONENT_USERS {
+            users.of(&node(number));
+            assert!(users.0.lock().len() <= MAX_COMPONENT_USERS, "after node {number}");
+        }
+        let again = users.of(&node(0));
+        assert!(!Arc::ptr_eq(&first, &again), "it was dropped");
+        assert_eq!(first, again);
     }
 }
