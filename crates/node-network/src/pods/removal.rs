@@ -108,17 +108,9 @@ impl Inner {
 
     /// The part of a deferred removal that DEL waits for.
     fn close(&self, netlink: &mut Netlink, mut record: Record, link: u32) -> Result<(), Failure> {
-        if let Some(known) = self.state.lock().records.get_mut(&record.sandbox) {
-            // From here on its host ports are not programmed, and its routes are not restored.
-            known.is_ready = false;
-        }
-        if !record.host_ports.is_empty() {
-            self.program_ports().map_err(|error| failed(&error))?;
-        }
-        links::set_down(netlink, link).map_err(|error| failed(&error))?;
-        if !record.host_ports.is_empty() {
-            host_ports::delete_stale_flows(&record, true).map_err(|error| failed(&error))?;
-        }
+        self.free_host_ports(&record.sandbox, || {
+            links::set_down(netlink, link).map_err(|error| failed(&error))
+        })?;
         // Others may have them.
         record.host_ports.clear();
         record.is_ready = false;
@@ -138,6 +130,30 @@ impl Inner {
         Ok(())
     }
 
+    /// Removes the host ports of a sandbox, if it has any, then does `cut_off`, after which no packet passes, and then
+    /// deletes their flows.
+    fn free_host_ports(
+        &self,
+        sandbox: &SandboxId,
+        cut_off: impl FnOnce() -> Result<(), Failure>,
+    ) -> Result<(), Failure> {
+        let with_ports = {
+            let mut state = self.state.lock();
+            let record = state.records.get_mut(sandbox);
+            record.and_then(|record| {
+                // From here on its host ports are not programmed, and its routes are not restored.
+                record.is_ready = false;
+                (!record.host_ports.is_empty()).then(|| record.clone())
+            })
+        };
+        let Some(record) = with_ports else {
+            return cut_off();
+        };
+        self.program_ports().map_err(|error| failed(&error))?;
+        cut_off()?;
+        host_ports::delete_stale_flows(&record, true).map_err(|error| failed(&error))
+    }
+
     /// The sandbox's link on the host.
     fn link_of(
         &self,
@@ -152,28 +168,15 @@ impl Inner {
     }
 
     fn delete_now(&self, sandbox: &SandboxId) -> Result<(), Failure> {
-        let record = {
-            let mut state = self.state.lock();
-            let record = state.records.get_mut(sandbox);
-            // From here on its host ports are free.
-            record.map(|record| {
-                record.is_ready = false;
-                record.clone()
-            })
-        };
-        let ports = record.as_ref().filter(|record| !record.host_ports.is_empty());
-        if ports.is_some() {
-            self.program_ports().map_err(|error| failed(&error))?;
-        }
-        let mut netlink = Netlink::open().map_err(|error| failed(&error))?;
-        let link = self.link_of(&mut netlink, sandbox, record.is_some());
-        if let Some(link) = link.map_err(|error| failed(&error))? {
-            links::delete(&mut netlink, link.index).map_err(|error| failed(&error))?;
-        }
-        bandwidth::remove(&mut netlink, sandbox, &self.alias(sandbox)).map_err(|error| failed(&error))?;
-        if let Some(record) = ports {
-            host_ports::delete_stale_flows(record, true).map_err(|error| failed(&error))?;
-        }
+        let is_recorded = self.state.lock().records.contains_key(sandbox);
+        self.free_host_ports(sandbox, || {
+            let mut netlink = Netlink::open().map_err(|error| failed(&error))?;
+            let link = self.link_of(&mut netlink, sandbox, is_recorded);
+            if let Some(link) = link.map_err(|error| failed(&error))? {
+                links::delete(&mut netlink, link.index).map_err(|error| failed(&error))?;
+            }
+            bandwidth::remove(&mut netlink, sandbox, &self.alias(sandbox)).map_err(|error| failed(&error))
+        })?;
         self.release_earlier(sandbox);
         self.records.remove(sandbox).map_err(|error| io(&error))?;
         self.pods.remove(sandbox);
