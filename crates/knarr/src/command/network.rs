@@ -123,6 +123,7 @@ impl Names {
 
 /// The running network components; they stop when this is dropped, and the kernel keeps its tables and routes.
 pub struct RunningNetwork {
+    pods: Option<Arc<pods::Server>>,
     proxy: Option<ServiceProxy>,
     propagation: Option<EndpointPropagation>,
     dns: Option<dns::Server>,
@@ -159,7 +160,7 @@ pub async fn start(
     let own = own_node::OwnNodeWatch::start(api.clone(), &config.node_name);
     let mut tasks = JoinSet::new();
     let pods = Pods::default();
-    let (mut router, mut availability) = (None, None);
+    let (mut router, mut server, mut availability) = (None, None, None);
     let mut policies = None;
     if config.network.has(Part::Network) {
         let routes = Router::start(names.routes(config), api.clone(), clock.clone())
@@ -170,18 +171,17 @@ pub async fn start(
             true => isolation.clone(),
             false => Arc::new(pods::NoHook),
         };
-        availability = Some(
-            start_pods(
-                config,
-                &names,
-                names.install(config, program),
-                &pods,
-                (&own, &routes),
-                (runtime, node_ips, before_up),
-                &mut tasks,
-            )
-            .await?,
-        );
+        let (started, reported) = start_pods(
+            config,
+            &names,
+            names.install(config, program),
+            &pods,
+            (&own, &routes),
+            (runtime, node_ips, before_up),
+            &mut tasks,
+        )
+        .await?;
+        (server, availability) = (Some(started), Some(reported));
         if enforces {
             let started = policies::start(config, &names, &pods, api.clone(), clock.clone())?;
             isolation.set(started.clone());
@@ -240,6 +240,7 @@ pub async fn start(
         )
     });
     Ok(Arc::new(RunningNetwork {
+        pods: server,
         proxy,
         propagation,
         dns,
@@ -254,7 +255,8 @@ pub async fn start(
     }))
 }
 
-/// Starts the pod network: pods' interfaces and addresses, once the node has a pod CIDR.
+/// Starts the pod network: pods' interfaces and addresses, once the node has a pod CIDR. Returns its server and its
+/// availability.
 async fn start_pods(
     config: &Config,
     names: &Names,
@@ -263,7 +265,7 @@ async fn start_pods(
     (own, router): (&own_node::OwnNodeWatch, &Router),
     (runtime, node_ips, before_up): (Arc<dyn Runtime>, &[IpAddr], Arc<dyn pods::BeforeUp>),
     tasks: &mut JoinSet<()>,
-) -> Result<Arc<Signal<Availability>>, Failure> {
+) -> Result<(Arc<pods::Server>, Arc<Signal<Availability>>), Failure> {
     let (network, known) = watch::channel(None);
     let earlier = earlier(config)
         .map_err(|e| Failure::new("cannot read the CNI configuration of the pod network").because(e))?;
@@ -279,6 +281,7 @@ async fn start_pods(
     })
     .await
     .map_err(|e| Failure::new("cannot start the pod network").because(e))?;
+    let server = Arc::new(server);
     install.link_plugins().map_err(cannot_link)?;
     let availability = Arc::new(Signal::new(Availability {
         is_available: false,
@@ -335,6 +338,7 @@ async fn start_pods(
             }
         }
     });
+    let reconciled = server.clone();
     tasks.spawn(async move {
         loop {
             tokio::time::sleep(RECONCILE).await;
@@ -350,7 +354,7 @@ async fn start_pods(
                 });
                 Ok::<_, knarr_node::runtime::RuntimeError>(listed.collect())
             };
-            match server.reconcile(listed).await {
+            match reconciled.reconcile(listed).await {
                 Ok(0) => {}
                 Ok(released) => tracing::info!(
                     released,
@@ -360,7 +364,7 @@ async fn start_pods(
             }
         }
     });
-    Ok(availability)
+    Ok((server, availability))
 }
 
 fn cannot_link(error: InstallError) -> Failure {
@@ -502,6 +506,13 @@ impl NodeNetwork for RunningNetwork {
 }
 
 impl RunningNetwork {
+    /// Returns when the links of all sandboxes whose DEL was answered are deleted, or after 10 seconds.
+    pub async fn finish_removals(&self) {
+        if let Some(server) = &self.pods {
+            server.finish_removals().await;
+        }
+    }
+
     /// From now on DNS expands the search lists of these pods in one step, where they are the default ones.
     pub fn follow_pods(&self, pods: &Store) {
         let default_search_namespaces = self.default_search_namespaces.clone();

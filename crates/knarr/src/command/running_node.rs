@@ -39,16 +39,18 @@ const KUBELET_PORT: u16 = 10250;
 pub struct RunningNode {
     containerd: Containerd,
     kubelet: Kubelet,
-    _network: Arc<network::RunningNetwork>,
+    network: Arc<network::RunningNetwork>,
     /// Logs, exec, attach and port-forward on this node.
     pub server: knarr_node::server::Server,
 }
 
 impl RunningNode {
-    /// Returns when everything has stopped.
+    /// Returns when everything has stopped, and the links of removed pods are deleted.
     pub async fn wait(self) {
         self.kubelet.wait().await;
         self.containerd.wait().await;
+        // Now, as no DEL comes without containerd. The next start of the node would delete them, but there may be none.
+        self.network.finish_removals().await;
     }
 }
 
@@ -252,7 +254,7 @@ impl PreparedNode {
         Ok(RunningNode {
             containerd: self.containerd,
             kubelet,
-            _network: network,
+            network,
             server,
         })
     }

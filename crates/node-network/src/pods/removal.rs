@@ -60,8 +60,8 @@ fn removal<'a>(record: Option<&'a Record>, link: Option<&'a Link>) -> Removal<'a
 }
 
 impl Server {
-    /// Returns when the links of all sandboxes whose DEL was answered are deleted, or after 10 seconds. For the end of a server that
-    /// has no successor; one that has may be dropped at any time.
+    /// Returns when the links of all sandboxes whose DEL was answered are deleted, or after 10 seconds. For the end of
+    /// a server: there may be no next one that deletes them.
     pub async fn finish_removals(&self) {
         let mut removed = self.inner.removed.subscribe();
         let finished = async {

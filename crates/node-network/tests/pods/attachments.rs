@@ -38,6 +38,10 @@ pub const CASES: &[Case] = &[
     ),
     ("n1_a_sandbox_is_attached_again_right_after_del", attached_again),
     (
+        "n1_an_agent_that_ends_waits_for_the_links_of_removed_pods",
+        end_waits_for_links,
+    ),
+    (
         "n1_addresses_of_the_earlier_network_are_not_given_out",
         earlier_network,
     ),
@@ -304,6 +308,23 @@ fn attached_again() {
     }
     node.until_removed(&pod.id);
     assert!(node.links().is_empty());
+}
+
+fn end_waits_for_links() {
+    let node = Node::started();
+    let pods: Vec<Pod> = (0..8).map(Pod::new).collect();
+    for pod in &pods {
+        node.add(pod).done();
+    }
+    std::thread::scope(|scope| {
+        for pod in &pods {
+            scope.spawn(|| node.delete(pod).done());
+        }
+    });
+    node.finish_removals();
+    assert_eq!(std::fs::read_dir(node.records()).unwrap().count(), 1, ".last");
+    assert!(node.links().is_empty());
+    assert!(node.pods.list().is_empty());
 }
 
 fn earlier_network() {

@@ -182,6 +182,15 @@ impl Node {
         })
     }
 
+    /// Waits as an agent does at its end.
+    pub fn finish_removals(&self) {
+        let running = self.running.clone().unwrap();
+        self.namespace.run(move || {
+            let (runtime, server) = &*running;
+            runtime.block_on(server.finish_removals());
+        });
+    }
+
     /// A host on the node's network that is not part of the cluster.
     pub fn outside(&self) -> Namespace {
         let outside = Namespace::new();
