@@ -37,9 +37,6 @@ pub(crate) const OUT_OF_SERVICE: &str = "node.kubernetes.io/out-of-service";
 /// That taint's value when the fencing controller sets it.
 const FENCED: &str = "fenced";
 
-/// A watch that failed during a fault is opened again at the latest this long after it: client-go's reflector waits up to 30 s, half as much
-/// again by its jitter.
-const WATCHES_AGAIN_WITHIN: SignedDuration = SignedDuration::from_secs(60);
 /// More pods at once than users want here: what one manager creates, the other deletes, but each terminates for as long as its grace period.
 pub(crate) const POD_COUNT: usize = 500;
 /// The controller manager that ignores the lease, where there is one.
@@ -318,16 +315,6 @@ impl World {
         self.processes.values().filter(move |p| p.uid == uid)
     }
 
-    /// Whether a controller manager that ignores the lease may have an old view: it creates pods that the leader deletes or evicts, as often as
-    /// requests take. In Kubernetes only the client's rate limit (20 a second for each controller) bounds that.
-    pub fn managers_may_disagree(&self) -> bool {
-        let existing = self.pods.values().filter(|life| !life.removed()).count();
-        let watches = |since: Timestamp| self.now.duration_since(since) >= WATCHES_AGAIN_WITHIN;
-        existing < POD_COUNT
-            && self.has_manager_without_lease()
-            && !self.all_well_since(|_| true).is_some_and(watches)
-    }
-
     pub fn has_manager_without_lease(&self) -> bool {
         self.well_since.contains_key(WITHOUT_LEASE)
     }
@@ -506,35 +493,4 @@ pub(crate) fn is_ready(node: &Node) -> bool {
 pub(crate) fn is_reporting(node: &Node) -> bool {
     let mut conditions = node.status.iter().flat_map(|s| s.conditions.iter().flatten());
     conditions.any(|c| c.type_ == "Ready" && matches!(c.status.as_str(), "True" | "False"))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn s9_only_a_manager_without_the_lease_whose_watches_may_be_down_may_undo_the_leaders_work() {
-        let at = |second: i64| Timestamp::from_second(second).unwrap();
-        let both = || vec!["control-a", WITHOUT_LEASE];
-        for (managers, well_since, existing, expect) in [
-            (vec!["control-a"], Some(95), 1, false),
-            (vec!["control-a"], None, 1, false),
-            (both(), None, 1, true),
-            (both(), Some(41), 1, true),
-            (both(), Some(40), 1, false),
-            (both(), None, 150, true),
-            (both(), None, POD_COUNT, false),
-        ] {
-            let well = managers.iter().map(|name| (name.to_string(), well_since.map(at)));
-            let mut world = World {
-                now: at(100),
-                well_since: well.collect(),
-                ..World::default()
-            };
-            let pods = (0..existing).map(|pod| (format!("u{pod}"), Life::new(Arc::default(), at(0))));
-            world.pods.extend(pods);
-            let what = format!("{managers:?}, well since {well_since:?}, {existing} pods");
-            assert_eq!(world.managers_may_disagree(), expect, "{what}");
-        }
-    }
 }

@@ -12,7 +12,7 @@ use knarr_api::kinds::pod::condition;
 use knarr_client::{Object, Term};
 use knarr_control::fencing_kinds::{NodeFencing, Phase};
 
-use super::pod_writes::{MOST_WRITES, PERIOD_SECONDS, PERIODS_OF_OTHER_CLOCKS};
+use super::pod_writes::{MOST_WRITES, PERIOD_SECONDS, managers_may_disagree};
 use super::{Inner, Observer};
 use crate::rules::{n1_addresses, n6_policy, s9_watches};
 use crate::stored;
@@ -30,9 +30,7 @@ impl Inner {
         let Some(periods) = self.pod_writes.add(self.world.now) else {
             return;
         };
-        let is_allowed = self.world.managers_may_disagree()
-            || self.world.has_manager_without_lease() && periods <= PERIODS_OF_OTHER_CLOCKS;
-        if !is_allowed {
+        if !managers_may_disagree(periods, &self.world) {
             let what = format!(
                 "{MOST_WRITES} writes of pods within {PERIOD_SECONDS} s: components undo each other's work"
             );
