@@ -84,7 +84,8 @@ pub struct SchedulingQueue {
     nominated_backoff: BTreeMap<SortKey, ObjectKey>,
     /// Unschedulable pods, the longest waiting first.
     unschedulable_pods: BTreeSet<(Timestamp, ObjectKey)>,
-    /// The same by each plugin that rejected them; under [`NO_PLUGIN`] those that no known plugin rejected.
+    /// The same by each plugin that rejected them, without those of [`QueueingHint::Defer`]; under [`NO_PLUGIN`] those
+    /// that no known plugin rejected.
     unschedulable_by_plugin: BTreeMap<&'static str, BTreeSet<ObjectKey>>,
     arrivals: u64,
     backoffs: Backoffs,
@@ -101,6 +102,18 @@ const POPPED: &str = "";
 
 /// The key of pods that any event may help.
 const NO_PLUGIN: &str = "";
+
+/// What an event does for an unschedulable pod.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum QueueingHint {
+    /// It does not help the pod.
+    Skip,
+    /// It may help the pod, which is requeued.
+    Queue,
+    /// It may help the pod, which must not be tried yet: it stays in unschedulablePods until
+    /// [`SchedulingQueue::requeue_pod`], and no further event is compared with it.
+    Defer,
+}
 
 /// The backoff after failed attempts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -141,6 +154,18 @@ impl Backoffs {
 fn plugins_or_none(plugins: &BTreeSet<&'static str>) -> impl Iterator<Item = &'static str> {
     let no_plugin = plugins.is_empty().then_some(NO_PLUGIN);
     plugins.iter().copied().chain(no_plugin)
+}
+
+fn remove_from_plugins(
+    by_plugin: &mut BTreeMap<&'static str, BTreeSet<ObjectKey>>,
+    key: &ObjectKey,
+    plugins: &BTreeSet<&'static str>,
+) {
+    for plugin in plugins_or_none(plugins) {
+        if let Some(keys) = by_plugin.get_mut(plugin) {
+            keys.remove(key);
+        }
+    }
 }
 
 impl SchedulingQueue {
@@ -185,9 +210,13 @@ impl SchedulingQueue {
 
     /// The unschedulable pods, with each plugin that rejected them.
     pub fn unschedulable_pods(&self) -> impl Iterator<Item = (&'static str, &Arc<PodInfo>)> {
-        self.unschedulable_by_plugin.iter().flat_map(|(plugin, keys)| {
-            let pods = keys.iter().filter_map(|key| self.get(key));
-            pods.map(|pod| (*plugin, pod))
+        self.pods.values().flat_map(|waiting| {
+            let rejected_by = match &waiting.sub_queue {
+                SubQueue::Unschedulable { plugins, .. } => Some(plugins),
+                SubQueue::Active(_) | SubQueue::Backoff { .. } | SubQueue::InFlight => None,
+            };
+            let plugins = rejected_by.into_iter().flat_map(plugins_or_none);
+            plugins.map(move |plugin| (plugin, &waiting.pod))
         })
     }
 
@@ -282,11 +311,7 @@ impl SchedulingQueue {
             }
             SubQueue::Unschedulable { since, plugins } => {
                 self.unschedulable_pods.remove(&(*since, key.clone()));
-                for plugin in plugins_or_none(plugins) {
-                    if let Some(keys) = self.unschedulable_by_plugin.get_mut(plugin) {
-                        keys.remove(key);
-                    }
-                }
+                remove_from_plugins(&mut self.unschedulable_by_plugin, key, plugins);
             }
             SubQueue::InFlight => {}
         }
@@ -421,20 +446,55 @@ impl SchedulingQueue {
         now: Timestamp,
         mut helps: impl FnMut(&'static str, &PodInfo) -> bool,
     ) {
+        self.requeue_by_hint(event, now, |plugin, pod| match helps(plugin, pod) {
+            true => QueueingHint::Queue,
+            false => QueueingHint::Skip,
+        });
+    }
+
+    /// The same by the hint of the first plugin that does not skip the pod.
+    pub fn requeue_by_hint(
+        &mut self,
+        event: impl Fn(&'static str) -> &'static str,
+        now: Timestamp,
+        mut hint: impl FnMut(&'static str, &PodInfo) -> QueueingHint,
+    ) {
         let mut helped: BTreeMap<ObjectKey, &'static str> = BTreeMap::new();
-        for (plugin, keys) in &self.unschedulable_by_plugin {
-            let waiting = keys.iter().filter_map(|key| Some((key, self.pods.get(key)?)));
-            let of = waiting.filter(|(key, waiting)| {
-                !helped.contains_key(*key) && (*plugin == NO_PLUGIN || helps(plugin, &waiting.pod))
-            });
-            let of: Vec<ObjectKey> = of.map(|(key, _)| key.clone()).collect();
-            if !of.is_empty() {
-                let event = event(plugin);
-                helped.extend(of.into_iter().map(|key| (key, event)));
+        let mut deferred: BTreeSet<ObjectKey> = BTreeSet::new();
+        for (&plugin, keys) in &self.unschedulable_by_plugin {
+            let mut event_of_plugin = None;
+            for key in keys {
+                if helped.contains_key(key) || deferred.contains(key) {
+                    continue;
+                }
+                let Some(waiting) = self.pods.get(key) else {
+                    continue;
+                };
+                let hint = match plugin {
+                    NO_PLUGIN => QueueingHint::Queue,
+                    _ => hint(plugin, &waiting.pod),
+                };
+                match hint {
+                    QueueingHint::Skip => {}
+                    QueueingHint::Queue => {
+                        let event = *event_of_plugin.get_or_insert_with(|| event(plugin));
+                        helped.insert(key.clone(), event);
+                    }
+                    QueueingHint::Defer => {
+                        deferred.insert(key.clone());
+                    }
+                }
             }
         }
         for (key, event) in helped {
             self.requeue(&key, event, now);
+        }
+        for key in deferred {
+            if let Some(waiting) = self.pods.get(&key)
+                && let SubQueue::Unschedulable { plugins, .. } = &waiting.sub_queue
+            {
+                remove_from_plugins(&mut self.unschedulable_by_plugin, &key, plugins);
+            }
         }
     }
 

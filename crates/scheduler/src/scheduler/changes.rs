@@ -21,6 +21,7 @@ use crate::plugins::{
     volume_restrictions,
 };
 use crate::pod_info::{PodInfo, is_same_spec, node_name, nominated_node_name};
+use crate::queue::QueueingHint;
 use crate::queueing_hints as hints;
 use crate::topology_domains::TopologyDomains;
 use crate::volumes;
@@ -323,12 +324,12 @@ impl Scheduler {
             .any_unschedulable_by(&[pod_topology_spread::NAME, inter_pod_affinity::NAME])
         {
             let preempting = &mut self.preempting;
-            self.queue.requeue_where(
+            self.queue.requeue_by_hint(
                 |_| event::ASSIGNED_POD_ADD,
                 now,
                 |plugin, waiting| {
                     let helps = || hints::pod_changed(plugin, waiting, &pod.class, true);
-                    requeues(preempting, waiting, helps)
+                    hint(preempting, waiting, helps)
                 },
             );
         }
@@ -342,12 +343,12 @@ impl Scheduler {
     fn assigned_pod_left(&mut self, event: &'static str, pod: &PodInfo, now: Timestamp) {
         if self.queue.any_unschedulable_by(hints::POD_EVENT_PLUGINS) {
             let preempting = &mut self.preempting;
-            self.queue.requeue_where(
+            self.queue.requeue_by_hint(
                 |_| event,
                 now,
                 |plugin, waiting| {
                     let helps = || hints::pod_changed(plugin, waiting, &pod.class, false);
-                    requeues(preempting, waiting, helps)
+                    hint(preempting, waiting, helps)
                 },
             );
         }
@@ -362,19 +363,23 @@ impl Scheduler {
     }
 }
 
-/// Whether an event of a pod requeues the waiting pod. For one whose victims are being evicted it is noted, and
+/// What an event of a pod does for the waiting pod. For one whose victims are being evicted it is noted, and
 /// [`Scheduler::preempted`] requeues the pod: until then it would only be popped and returned, once for each victim of
 /// every preemption in progress. In kube-scheduler such a pod is gated by the PreEnqueue of DefaultPreemption (KEP-4832).
-fn requeues(
+fn hint(
     preempting: &mut BTreeMap<PodUid, bool>,
     waiting: &PodInfo,
     helps: impl FnOnce() -> bool,
-) -> bool {
-    match preempting.get_mut(waiting.uid()) {
-        None => helps(),
-        Some(missed_event) => {
-            *missed_event = *missed_event || helps();
-            false
-        }
+) -> QueueingHint {
+    let Some(missed_event) = preempting.get_mut(waiting.uid()) else {
+        return match helps() {
+            true => QueueingHint::Queue,
+            false => QueueingHint::Skip,
+        };
+    };
+    *missed_event = *missed_event || helps();
+    match *missed_event {
+        true => QueueingHint::Defer,
+        false => QueueingHint::Skip,
     }
 }

@@ -1,6 +1,8 @@
 //! Which pod is next, and which events requeue a pod that was unschedulable.
 
 use super::*;
+use crate::plugins::node_resources_fit;
+use crate::queue::QueueingHint;
 
 /// How many pods the event has added to the queue.
 fn added(scheduler: &Scheduler, event: &'static str, queue: &'static str) -> u64 {
@@ -229,6 +231,42 @@ fn p4_a_pod_whose_victims_are_being_evicted_is_requeued_once_for_all_events_of_p
         let deletions = added(&scheduler, "AssignedPodDelete", "backoff");
         let activations = added(&scheduler, "ForceActivate", "backoff");
         assert_eq!(deletions + activations, requeued, "case {at_case}");
+    }
+}
+
+#[test]
+fn p4_no_event_is_compared_with_a_pod_that_is_requeued_later_in_any_case() {
+    let pod = Arc::new(cluster(&[]).info(&asking("p", "1", "1Mi")));
+    let key = pod.key();
+    // (the hint, how often it is asked for two events, how often for two more after the pod was returned once more)
+    for (hint, asked, asked_again) in [
+        (QueueingHint::Skip, 2, 2),
+        (QueueingHint::Queue, 1, 1),
+        (QueueingHint::Defer, 1, 1),
+    ] {
+        let mut queue = SchedulingQueue::default();
+        queue.put(pod.clone(), None, at(0));
+        for (round, asked) in [(0, asked), (100, asked_again)] {
+            assert!(queue.pop(at(round)).is_some(), "{hint:?}");
+            let plugins = [node_resources_fit::NAME].into_iter().collect();
+            queue.add_unschedulable(&key, plugins, at(round));
+            let mut found = 0;
+            for _ in 0..2 {
+                let count = |_: &'static str, _: &PodInfo| {
+                    found += 1;
+                    hint
+                };
+                queue.requeue_by_hint(|_| event::ASSIGNED_POD_DELETE, at(round + 50), count);
+            }
+            assert_eq!(found, asked, "{hint:?}");
+            let waits = hint != QueueingHint::Queue;
+            assert_eq!(queue.lengths().unschedulable, usize::from(waits), "{hint:?}");
+            let by_plugin: Vec<_> = queue.unschedulable_pods().map(|(plugin, _)| plugin).collect();
+            let expected = waits.then_some(node_resources_fit::NAME);
+            assert_eq!(by_plugin, Vec::from_iter(expected), "{hint:?}");
+            queue.requeue_pod(&key, event::ASSIGNED_POD_DELETE, at(round + 50));
+            assert_eq!(queue.lengths().active, 1, "{hint:?}");
+        }
     }
 }
 
