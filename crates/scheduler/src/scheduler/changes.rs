@@ -138,11 +138,11 @@ impl Scheduler {
                 if changed && !was_expected {
                     self.assigned_pod_added(&info, now);
                 }
-                // The labels are known also of an object whose typed value is not in memory any more.
                 let labels = &new.object().metadata().labels;
-                if let Some(old) = old.filter(|old| old.object().metadata().labels != *labels) {
-                    let old = self.classes.info(old);
-                    self.assigned_pod_left(event::ASSIGNED_POD_UPDATE_LABEL, &old, now);
+                let was = old.map(|old| known_or(known.as_deref(), old));
+                if let Some(was) = was.filter(|was| was.object().metadata().labels != *labels) {
+                    let was = self.classes.info(was);
+                    self.assigned_pod_left(event::ASSIGNED_POD_UPDATE_LABEL, &was, now);
                 }
             }
             (None, Some(new)) if self.is_responsible_for_pod(new) => {
@@ -172,10 +172,12 @@ impl Scheduler {
                         status.and_then(|s| s.resource_claim_statuses.clone())
                     };
                     let has_claims = !dynamic_resources::entries(new).is_empty();
-                    let changed = old.is_some_and(|old| !same(old) || (has_claims && made(old) != made(new)));
                     let known = self.known(&key, &uid);
+                    let changed = old.is_some_and(|old| {
+                        let was = known_or(known.as_deref(), old);
+                        !same(was) || (has_claims && made(was) != made(new))
+                    });
                     let info = Arc::new(self.classes.info_after(known.as_deref(), new));
-                    // A pod that is known does not have to be decoded again.
                     let was = known.as_deref().map(|known| &known.pod).or(old);
                     let named = was.map_or("", |was| nominated_node_name(was));
                     self.follow_nomination(&info, named, now);
@@ -308,8 +310,11 @@ impl Scheduler {
             self.unassign(uid);
         }
         self.cluster.add_pod(node, pod);
-        self.assigned.insert(uid.clone(), node.clone());
-        was.as_ref() != Some(node)
+        let is_new = was.as_ref() != Some(node);
+        if is_new {
+            self.assigned.insert(uid.clone(), node.clone());
+        }
+        is_new
     }
 
     /// Returns the pod, if it was assigned.
@@ -361,6 +366,12 @@ impl Scheduler {
             self.live_classes = self.classes.forget_dead();
         }
     }
+}
+
+/// The version of a pod before a change: the one that is known, which does not have to be decoded again, or that of
+/// the event.
+fn known_or<'a>(known: Option<&'a PodInfo>, old: &'a Shared<Pod>) -> &'a Shared<Pod> {
+    known.map_or(old, |known| &known.pod)
 }
 
 /// What an event of a pod does for the waiting pod. For one whose victims are being evicted it is noted, and
