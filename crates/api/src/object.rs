@@ -124,7 +124,8 @@ pub struct Object {
 
 /// The parts of an object that are read often, without the typed value.
 struct Summary {
-    /// Namespace, name, uid, and the kind's selectable fields in their order, in one string to save memory.
+    /// Namespace, name, uid, the uid of the controller, and the selectable fields of the kind in their order, in one
+    /// string to save memory.
     text: Box<str>,
     /// The offset of the end of each of them.
     ends: Box<[u32]>,
@@ -132,14 +133,17 @@ struct Summary {
     metadata: OnceLock<Box<ObjectMeta>>,
 }
 
+/// The index of the controller's uid in a [`Summary`].
+const CONTROLLER_UID: usize = 3;
 /// The index of the first selectable field in a [`Summary`].
-const FIRST_FIELD: usize = 3;
+const FIRST_FIELD: usize = 4;
 
 impl Summary {
     fn of(kind: &Kind, typed: &dyn AnyObject) -> Self {
         let meta = typed.metadata();
-        let names = [&meta.namespace, &meta.name, &meta.uid];
-        let names = names.map(|name| Cow::Borrowed(name.as_deref().unwrap_or_default()));
+        let [namespace, name, uid] =
+            [&meta.namespace, &meta.name, &meta.uid].map(|name| name.as_deref().unwrap_or_default());
+        let names = [namespace, name, uid, controller_uid_in(meta)].map(Cow::Borrowed);
         // An object of another type than its kind's has no selectable fields.
         let paths = kind.ops.selectable_fields();
         let fields = paths
@@ -288,12 +292,14 @@ impl Object {
             return self.slim_at_revision(summary, revision);
         }
         let mut typed = self.typed().clone_box();
-        let stored = if self.version.is_empty() {
-            Self::encode_for_store(&mut *typed)
-        } else {
-            [&self.json[..self.version.start], &self.json[self.version.end..]].concat()
-        };
-        Object::from_stored(&self.kind, typed, &stored, revision)
+        if self.version.is_empty() {
+            let stored = Self::encode_for_store(&mut *typed);
+            return Object::from_stored(&self.kind, typed, &stored, revision);
+        }
+        typed.metadata_mut().resource_version = Some(revision.to_string());
+        let mut json = Vec::new();
+        let version = splice_version(&mut json, &self.json, &self.version, revision);
+        Object::new(&self.kind, revision, kept(json), version, typed)
     }
 
     fn slim_at_revision(&self, summary: &Summary, revision: u64) -> Object {
@@ -369,6 +375,14 @@ impl Object {
         self.name_at(2, |meta| &meta.uid)
     }
 
+    /// The uid of its controller (`ownerReferences[].controller`); empty if it has none.
+    pub fn controller_uid(&self) -> &str {
+        match (self.typed.get(), &self.summary) {
+            (None, Some(summary)) => summary.part(CONTROLLER_UID).unwrap_or_default(),
+            _ => controller_uid_in(self.typed().metadata()),
+        }
+    }
+
     /// The encoded object, resourceVersion included.
     pub fn json(&self) -> &Bytes {
         &self.json
@@ -391,6 +405,13 @@ impl Object {
     pub fn to_typed<T: Clone + 'static>(&self) -> Option<T> {
         self.get::<T>().cloned()
     }
+}
+
+/// The uid of the controller; empty if there is none.
+fn controller_uid_in(meta: &ObjectMeta) -> &str {
+    let mut owners = meta.owner_references.iter().flatten();
+    let controller = owners.find(|owner| owner.controller == Some(true));
+    controller.map_or("", |owner| owner.uid.as_str())
 }
 
 /// The metadata in an encoded object, without managedFields: neither these nor the other fields are decoded

@@ -60,9 +60,11 @@ pub struct Index {
 pub const CONTROLLER: Index = Index {
     name: "controller",
     value: |object| {
-        let owners = object.metadata().owner_references.as_deref().unwrap_or_default();
-        let controller = owners.iter().find(|owner| owner.controller == Some(true));
-        Some(controller.map_or_else(|| orphans_of(object.namespace()), |owner| owner.uid.clone()))
+        // Also known of a slim object: of each change the earlier version is asked, too.
+        Some(match object.controller_uid() {
+            "" => orphans_of(object.namespace()),
+            uid => uid.to_string(),
+        })
     },
 };
 
@@ -383,6 +385,41 @@ mod tests {
     use knarr_api::{k8s_openapi, registry};
 
     use super::*;
+
+    #[test]
+    fn an_object_without_its_decoded_form_is_found_by_its_controller_and_not_decoded() {
+        let store = Store::new(&registry::CONFIG_MAP, &[]);
+        let version = |revision: u64, owners: serde_json::Value| {
+            let map: ConfigMap = serde_json::from_value(serde_json::json!({
+                "metadata": {
+                    "name": "m", "namespace": "n", "resourceVersion": revision.to_string(), "ownerReferences": owners,
+                },
+                "data": {"k": "v".repeat(2048)},
+            }))
+            .unwrap();
+            Arc::new(Object::from_typed(&registry::CONFIG_MAP, Box::new(map))).slim()
+        };
+        let owner = |uid: &str, controller: bool| {
+            serde_json::json!({
+                "apiVersion": "v1", "kind": "ConfigMap", "name": "o", "uid": uid, "controller": controller,
+            })
+        };
+        let orphans = orphans_of("n");
+        for (revision, owners, found_by) in [
+            (1, serde_json::json!([owner("a", false)]), orphans.as_str()),
+            (2, serde_json::json!([owner("a", false), owner("b", true)]), "b"),
+            (3, serde_json::json!([owner("c", true)]), "c"),
+            (4, serde_json::json!([]), orphans.as_str()),
+        ] {
+            let object = version(revision, owners);
+            store.apply(&object);
+            for value in [orphans.as_str(), "a", "b", "c"] {
+                let found = store.by_index(CONTROLLER.name, value).len();
+                assert_eq!(found, usize::from(value == found_by), "{revision}: {value}");
+            }
+            assert!(object.is_slim(), "{revision}");
+        }
+    }
 
     #[test]
     fn a_store_of_few_objects_keeps_their_typed_values_and_one_of_many_those_that_changed_last() {

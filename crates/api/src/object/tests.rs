@@ -28,6 +28,10 @@ fn the_resource_version_is_inserted_into_the_metadata_of_every_kind() {
 fn a_slim_object_is_the_same_object() {
     let written = serde_json::json!({
         "metadata": {"name": "a", "namespace": "b", "labels": {"c": "d"},
+            "ownerReferences": [
+                {"apiVersion": "v1", "kind": "ConfigMap", "name": "i", "uid": "j"},
+                {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "k", "uid": "l", "controller": true},
+            ],
             "managedFields": [{"manager": "e", "fieldsType": "FieldsV1", "fieldsV1": {"f:spec": {}}}]},
         "spec": {"nodeName": "f", "containers": [{"name": "g", "image": "h".repeat(SLIM_FROM_BYTES)}]},
         "status": {"phase": "Running"},
@@ -52,8 +56,14 @@ fn a_slim_object_is_the_same_object() {
     for path in kind.ops.selectable_fields().iter() {
         assert_eq!(slim.field(path).unwrap(), full.field(path).unwrap(), "{path}");
     }
-    let names = |o: &Object| [o.namespace(), o.name(), o.uid()].map(String::from);
+    let names = |o: &Object| [o.namespace(), o.name(), o.uid(), o.controller_uid()].map(String::from);
     assert_eq!(names(&slim), names(&full));
+    assert_eq!(slim.controller_uid(), "l");
+    for moved in [full.at_revision(12345), slim.at_revision(12345)] {
+        let of_stored = Object::from_stored(kind, full.typed().clone_box(), &stored, 12345);
+        assert_eq!(moved.json(), of_stored.json());
+        assert!(moved.has_encoding(&stored) && moved.controller_uid() == "l");
+    }
     assert!(slim.is_slim(), "all of this was known without reading it again");
     assert_eq!(*slim.metadata(), without_managers(full.metadata()));
     assert!(!slim.is_slim() && slim.slim().is_slim());
