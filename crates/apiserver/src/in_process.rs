@@ -125,6 +125,25 @@ impl InProcess {
             .ok_or_else(not_served)
     }
 
+    /// An update of the object; `read` is the object as the component has read it, if it has.
+    async fn put(
+        &self,
+        kind: &Kind,
+        object: Box<dyn AnyObject>,
+        subresource: &str,
+        read: Option<Arc<Object>>,
+    ) -> Result<Arc<Object>> {
+        let kind = &self.served(kind).await?;
+        let meta = object.metadata();
+        let namespace = meta.namespace.clone().unwrap_or_default();
+        let name = meta.name.clone().unwrap_or_default();
+        let target = self.allowed("update", kind, &namespace, &name, subresource)?;
+        let mut ctx = self.ctx("update");
+        ctx.read = read;
+        let updated = self.server.pipeline.put(&mut ctx, &target, object).await?;
+        Ok(updated.object)
+    }
+
     /// The target of a request, if its user is authorized for it.
     fn allowed<'a>(
         &self,
@@ -322,17 +341,12 @@ impl Api for InProcess {
         object: Box<dyn AnyObject>,
         subresource: &str,
     ) -> Result<Arc<Object>> {
-        let kind = &self.served(kind).await?;
-        let meta = object.metadata();
-        let namespace = meta.namespace.clone().unwrap_or_default();
-        let name = meta.name.clone().unwrap_or_default();
-        let target = self.allowed("update", kind, &namespace, &name, subresource)?;
-        Ok(self
-            .server
-            .pipeline
-            .put(&mut self.ctx("update"), &target, object)
-            .await?
-            .object)
+        self.put(kind, object, subresource, None).await
+    }
+
+    #[instrument(name = "request", level = "debug", skip_all, fields(verb = "update", resource = read.kind().plural(), subresource = "status", namespace = read.namespace(), name = read.name(), user = self.user.name))]
+    async fn update_status(&self, read: &Arc<Object>, object: Box<dyn AnyObject>) -> Result<Arc<Object>> {
+        self.put(read.kind(), object, "status", Some(read.clone())).await
     }
 
     #[instrument(name = "request", level = "debug", skip_all, fields(verb = "patch", resource = kind.plural(), subresource = subresource, namespace = namespace, name = name, user = self.user.name))]

@@ -124,6 +124,11 @@ pub trait Api: Send + Sync + 'static {
     /// Updates the object, with its resourceVersion as precondition if it has one. `subresource` is empty, or `status`, …
     async fn update(&self, kind: &Kind, object: Box<dyn AnyObject>, subresource: &str)
     -> Result<Arc<Object>>;
+    /// Updates the status of an object, as [`Api::update`] does. `read` is the object as the caller has read it, see
+    /// [`Api::disrupt`].
+    async fn update_status(&self, read: &Arc<Object>, object: Box<dyn AnyObject>) -> Result<Arc<Object>> {
+        self.update(read.kind(), object, "status").await
+    }
     async fn patch(
         &self,
         kind: &Kind,

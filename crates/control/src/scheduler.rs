@@ -367,7 +367,10 @@ impl Driver {
         if let Some(nominated) = nominated {
             status.nominated_node_name.clone_from(nominated);
         }
-        self.api.update_status_as(new).await.is_ok()
+        self.api
+            .update_status(pod.object(), new.into_object())
+            .await
+            .is_ok()
     }
 
     /// Whether it was written. It is not an error that the pod was deleted.

@@ -90,6 +90,43 @@ async fn p4_a_victim_gets_its_condition_and_deletion_as_it_is_stored_whatever_th
     assert_eq!(stale.unwrap_err().code(), 404, "it is deleted");
 }
 
+/// What the scheduler writes after a preemption: a conflict if the pod was written since the scheduler has read it.
+#[tokio::test(start_paused = true)]
+async fn p4_a_nomination_is_written_to_the_pod_as_it_is_stored_whatever_the_scheduler_has_read() {
+    let c = cluster().await;
+    let others = async |count: usize, name: &str| {
+        for n in 0..count {
+            c.api.create_as(pod(&format!("{name}-{n}"), 0)).await.unwrap();
+        }
+    };
+    others(PODS_BEFORE, "before").await;
+    let mut read = Vec::new();
+    for name in ["same", "changed"] {
+        read.push(c.api.create_as(pod(name, 60)).await.unwrap());
+    }
+    let labels = Patch::Merge(json!({"metadata": {"labels": {"a": "b"}}}));
+    c.api.patch(&POD, "default", "changed", "", labels).await.unwrap();
+    others(PODS_AFTER, "after").await;
+    for read in &read {
+        let name = read.object().name();
+        let stored = c.api.get(&POD, "default", name).await.unwrap();
+        assert!(stored.is_slim() && !read.object().is_slim(), "{name}");
+        let mut new: Pod = (**read).clone();
+        new.status.get_or_insert_default().nominated_node_name = Some("n1".into());
+        let written = c.api.update_status(read.object(), Box::new(new)).await;
+        let now = c.api.get(&POD, "default", name).await.unwrap();
+        if name == "changed" {
+            assert_eq!(written.unwrap_err().code(), 409);
+            assert_eq!(now.revision(), stored.revision());
+            continue;
+        }
+        assert!(stored.is_slim(), "it was not decoded again");
+        assert_eq!(now.json(), written.unwrap().json());
+        let status = now.get::<Pod>().unwrap().status.as_ref().unwrap();
+        assert_eq!(status.nominated_node_name.as_deref(), Some("n1"));
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_victims_managed_fields_are_those_of_an_update_of_its_status() {
     let c = cluster().await;
