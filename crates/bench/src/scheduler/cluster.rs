@@ -124,14 +124,14 @@ impl Bound {
 }
 
 pub async fn create<T: Registered + Clone>(api: &Arc<dyn Api>, objects: Vec<Value>) -> Result<()> {
-    create_and(api, objects, |_: &mut T| false).await
+    create_and::<T>(api, objects, None).await
 }
 
-/// `change` is made to each object after it is created, if it returns one.
+/// `change` is made to each object after it is created; it is written if that returns true.
 async fn create_and<T: Registered + Clone>(
     api: &Arc<dyn Api>,
     objects: Vec<Value>,
-    change: fn(&mut T) -> bool,
+    change: Option<fn(&mut T) -> bool>,
 ) -> Result<()> {
     let mut typed = Vec::with_capacity(objects.len());
     for object in objects {
@@ -146,6 +146,7 @@ async fn create_and<T: Registered + Clone>(
         creators.spawn(async move {
             for object in share {
                 let created = api.create_as(object).await?;
+                let Some(change) = change else { continue };
                 let mut changed: T = (*created).clone();
                 if change(&mut changed) {
                     api.update_as(changed).await?;
@@ -173,8 +174,8 @@ pub async fn run(workload: &Workload) -> Result<Found> {
     let classes = PRIORITIES.map(|(name, value)| json!({"metadata": {"name": name}, "value": value}));
     create::<PriorityClass>(&api, classes.to_vec()).await?;
     // New nodes are tainted until they are ready.
-    let ready = |node: &mut Node| node.spec.as_mut().and_then(|s| s.taints.take()).is_some();
-    create_and(&api, numbered(node, 0, workload.nodes), ready).await?;
+    let ready: fn(&mut Node) -> bool = |node| node.spec.as_mut().and_then(|s| s.taints.take()).is_some();
+    create_and(&api, numbered(node, 0, workload.nodes), Some(ready)).await?;
 
     let caches = Arc::new(Caches::new(api.clone()));
     let clock = Arc::new(knarr_client::SystemClock);
