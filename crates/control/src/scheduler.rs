@@ -4,6 +4,7 @@
 //! sent concurrently, so that a slow API does not hold back decisions.
 
 mod claims;
+mod evictions;
 mod metrics;
 mod volumes;
 
@@ -37,6 +38,7 @@ use tracing::{debug, warn};
 
 use crate::runner::Base;
 use crate::topology_domains;
+use evictions::Evictions;
 use metrics::Attempt;
 
 pub(crate) use self::claims::KINDS as DEVICE_KINDS;
@@ -59,6 +61,7 @@ struct Driver {
     events: EventRecorder,
     scheduler: Arc<Mutex<Scheduler>>,
     metrics: Metrics,
+    evictions: Evictions,
     wake: Arc<Notify>,
     /// Notified when an object of storage or dynamic resource allocation has changed, or a pod was deleted.
     storage_changed: Arc<Notify>,
@@ -85,6 +88,7 @@ pub async fn run_with(base: Base, scheduler: Scheduler, metrics: Metrics, featur
         events,
         scheduler: Arc::new(Mutex::new(scheduler)),
         metrics,
+        evictions: Evictions::default(),
         wake: Arc::new(Notify::new()),
         storage_changed: Arc::new(Notify::new()),
     };
@@ -118,6 +122,7 @@ pub async fn run_with(base: Base, scheduler: Scheduler, metrics: Metrics, featur
         let (old, new) = (typed(change.before()), typed(change.after()));
         let now = d.clock.now();
         d.scheduler.lock().pod_changed(old.as_ref(), new.as_ref(), now);
+        d.evictions.seen(change.object().revision());
         if new.is_none() {
             d.storage_changed.notify_waiters();
         }
@@ -130,6 +135,9 @@ pub async fn run_with(base: Base, scheduler: Scheduler, metrics: Metrics, featur
     // These wait for others, perhaps for minutes, and block nothing.
     let mut volumes = JoinSet::new();
     loop {
+        for pod in driver.evictions.take_seen(pods.last_sync_revision()) {
+            driver.scheduler.lock().preempted(&pod, false, driver.clock.now());
+        }
         let mut decided = 0;
         while requests.len() < IN_FLIGHT && decided < DECISIONS_PER_TURN {
             let begun = Instant::now();
@@ -255,15 +263,21 @@ impl Driver {
                 let nomination = Nomination::Set(node.clone());
                 let report = self.report(&pod, "Unschedulable", message, nomination);
                 let make_room = self.preempt(&pod, &node, &victims, &cleared);
-                let done = if is_cross_node {
+                let evicted = if is_cross_node {
                     self.metrics.preempted_across_nodes();
                     // After a crash the nomination says which preemption is to be finished.
-                    report.await && make_room.await
+                    match report.await {
+                        true => make_room.await,
+                        false => None,
+                    }
                 } else {
                     // None of these waits for another: the pod is not scheduled again before all are done.
                     futures::join!(report, make_room).1
                 };
-                self.scheduler.lock().preempted(&pod, !done, self.clock.now());
+                match evicted {
+                    Some(revision) => self.evictions.add(pod.clone(), revision),
+                    None => self.scheduler.lock().preempted(&pod, true, self.clock.now()),
+                }
                 self.wake.notify_one();
             }
         }
@@ -390,14 +404,14 @@ impl Driver {
         }
     }
 
-    /// Deletes the victims, gracefully. Whether all requests succeeded.
+    /// Deletes the victims, gracefully. The revision of the last eviction; `None` if one of them failed.
     async fn preempt(
         &self,
         pod: &Shared<Pod>,
         node: &NodeName,
         victims: &[Shared<Pod>],
         cleared: &[Shared<Pod>],
-    ) -> bool {
+    ) -> Option<u64> {
         let clear = cleared.iter().map(|lower| {
             let status = json!({"nominatedNodeName": null});
             self.patch_status(lower, status, "cannot take back a nomination")
@@ -405,11 +419,14 @@ impl Driver {
         let ending = |victim: &&Shared<Pod>| victim.metadata.deletion_timestamp.is_some();
         let evict = victims.iter().filter(|v| !ending(v));
         let evict = evict.map(|victim| self.evict(pod, node, victim));
-        let (_, written) = futures::join!(join_all(clear), join_all(evict));
-        written.into_iter().all(|written| written)
+        let (_, evicted) = futures::join!(join_all(clear), join_all(evict));
+        evicted
+            .into_iter()
+            .try_fold(0, |last, revision| Some(revision?.max(last)))
     }
 
-    async fn evict(&self, pod: &Shared<Pod>, node: &NodeName, victim: &Shared<Pod>) -> bool {
+    /// The revision of the eviction; 0 if the victim was deleted before, `None` if it is not evicted.
+    async fn evict(&self, pod: &Shared<Pod>, node: &NodeName, victim: &Shared<Pod>) -> Option<u64> {
         let condition = PodCondition {
             type_: DISRUPTION_TARGET.into(),
             status: "True".into(),
@@ -430,7 +447,7 @@ impl Driver {
             ..DeleteOptions::default()
         };
         match self.api.disrupt(victim, condition, options).await {
-            Ok(_) => {
+            Ok(evicted) => {
                 let by = pod.object().uid();
                 let there = victim.spec.as_ref().and_then(|s| s.node_name.as_deref());
                 let message = match there.filter(|there| node != there) {
@@ -439,13 +456,13 @@ impl Driver {
                     None => format!("Preempted by pod {by} on node {node}"),
                 };
                 self.event(victim, EventType::Normal, "Preempted", message);
-                true
+                Some(evicted.revision())
             }
             // It is deleted already.
-            Err(error) if error.is_not_found() || error.is_conflict() => true,
+            Err(error) if error.is_not_found() || error.is_conflict() => Some(0),
             Err(error) => {
                 warn!(victim = ?victim.object(), %error, "a victim of preemption cannot be deleted");
-                false
+                None
             }
         }
     }
