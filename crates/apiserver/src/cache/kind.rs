@@ -316,7 +316,10 @@ impl State {
             return false;
         };
         self.window_bytes -= old.weight_bytes();
-        self.forget_typed(&old);
+        // The object of a slim change became slim with it.
+        if !old.object.is_slim() {
+            self.forget_typed(&old);
+        }
         self.window_from = old.revision;
         true
     }
@@ -372,7 +375,7 @@ impl State {
 
     /// Drops the object's typed value, if `change` was its last and there are more than a [few](FEW_OBJECTS) objects.
     fn forget_typed(&mut self, change: &Change) {
-        if self.objects.len() <= FEW_OBJECTS {
+        if change.deleted || self.objects.len() <= FEW_OBJECTS {
             return;
         }
         let key = keys::local(change.object.namespace(), change.object.name());
