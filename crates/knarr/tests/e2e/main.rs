@@ -59,7 +59,8 @@ pub const KNARR: &str = env!("CARGO_BIN_EXE_knarr");
 /// A scenario that starts its own clusters.
 pub type StandaloneScenario = (&'static str, fn() -> Outcome);
 
-/// Scenarios that run now, each with a read lock. A scenario that depends on seconds takes the write lock and is alone then.
+/// Scenarios that run now, each with a read lock. A scenario that depends on seconds takes the write lock; no other runs then.
+/// Other test programs may: `./dev test` runs the simulator at the same time, with the lowest priority.
 static RUNNING: RwLock<()> = RwLock::new(());
 
 /// Runs a scenario, with others at the same time.
