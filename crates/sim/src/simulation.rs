@@ -33,6 +33,7 @@ use convergence::Convergence;
 pub use pace::Pace;
 pub use report::Report;
 use setting::Setting;
+use shape::ClusterShape;
 
 /// The time at the beginning of every history.
 pub(crate) const EPOCH: &str = "2026-01-01T00:00:00Z";
@@ -118,6 +119,14 @@ impl Simulation {
     pub fn whole_trace(mut self) -> Self {
         self.whole = true;
         self
+    }
+
+    /// How long it is at least, in virtual seconds of all nodes together: histories with more of them take longer to run.
+    pub fn node_seconds(&self) -> u64 {
+        let shape = ClusterShape::draw_at(self.pace, self.seed, &mut stream(self.seed, "simulation"));
+        let nodes = self.nodes.unwrap_or(shape.nodes);
+        let seconds = (shape.troubled + shape.rest).as_secs();
+        u64::try_from(nodes).unwrap_or(u64::MAX).saturating_mul(seconds)
     }
 
     /// Runs it on this thread, to its end or to the first broken rule.
