@@ -1,4 +1,4 @@
-//! Placements recorded from the real kube-scheduler v1.36.2 (see `golden/README.md`): every verdict, score, message
+//! Placements recorded from the real kube-scheduler v1.36.2 (see `tests/golden/README.md`): every verdict, score, message
 //! and victim must be the same. `GOLDEN_DIR` names another directory of such recordings.
 
 #![allow(clippy::unwrap_used)]

@@ -3,10 +3,9 @@
 
 #![allow(clippy::unwrap_used)]
 
-mod world;
-
 use serde_json::{Value, json};
-use world::{World, check_is_fixpoint, moves, policy, reasons, spread, strategy};
+
+use crate::world::{self, World, check_is_fixpoint, moves, policy, reasons, spread, strategy};
 
 /// One node in each zone `z0`, `z1`, …, with so many pods of `foo` that have the constraint.
 fn zones(sizes: &[usize], max_skew: i32) -> World {

@@ -2,15 +2,14 @@
 
 #![allow(clippy::unwrap_used)]
 
-mod world;
-
 use knarr_rebalance::plan;
 use knarr_rebalance::snapshot::{Snapshot, Usage};
 use knarr_scheduler::Profile;
 use knarr_scheduler::profile::Strategy;
 use knarr_scheduler::resources::Resources;
 use serde_json::{Value, json};
-use world::{World, ago, check_is_fixpoint, moves, now, overlay, policy, reasons, strategy};
+
+use crate::world::{self, World, ago, check_is_fixpoint, moves, now, overlay, policy, reasons, strategy};
 
 fn cpu(amount: &str) -> Value {
     json!({"spec": {"containers": [{"name": "c", "image": "registry/app:1", "resources": {"requests": {"cpu": amount}}}]}})

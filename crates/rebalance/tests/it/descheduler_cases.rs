@@ -10,8 +10,6 @@
 
 #![allow(clippy::unwrap_used)]
 
-mod world;
-
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Debug;
 
@@ -25,10 +23,11 @@ use knarr_scheduler::profile::Strategy;
 use knarr_scheduler::resources::Resources;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
-use world::{World, ago, now, overlay};
+
+use crate::world::{World, ago, now, overlay};
 
 /// The documents that say how many cases agree.
-const DOCUMENT: &str = include_str!("../../../docs/rebalancing.md");
+const DOCUMENT: &str = include_str!("../../../../docs/rebalancing.md");
 /// Where the strategy's arguments are in the policy of a case.
 const ARGS: &str = "profiles[0].pluginConfig[1].args";
 
@@ -373,55 +372,55 @@ fn play(file: &str) {
 
 #[test]
 fn b3_descheduler_cases_of_topology_spread_hold() {
-    play(include_str!("descheduler/topology_spread.json"));
+    play(include_str!("../descheduler/topology_spread.json"));
 }
 
 #[test]
 fn b3_descheduler_cases_of_node_taints_hold() {
-    play(include_str!("descheduler/node_taints.json"));
+    play(include_str!("../descheduler/node_taints.json"));
 }
 
 #[test]
 fn b3_descheduler_cases_of_pod_anti_affinity_hold() {
-    play(include_str!("descheduler/pod_anti_affinity.json"));
+    play(include_str!("../descheduler/pod_anti_affinity.json"));
 }
 
 #[test]
 fn b3_descheduler_cases_of_node_affinity_hold() {
-    play(include_str!("descheduler/node_affinity.json"));
+    play(include_str!("../descheduler/node_affinity.json"));
 }
 
 #[test]
 fn b3_descheduler_cases_of_duplicates_hold() {
-    play(include_str!("descheduler/duplicates.json"));
+    play(include_str!("../descheduler/duplicates.json"));
 }
 
 #[test]
 fn b3_descheduler_cases_of_low_node_utilization_hold() {
-    play(include_str!("descheduler/low_node_utilization.json"));
+    play(include_str!("../descheduler/low_node_utilization.json"));
 }
 
 #[test]
 fn b3_descheduler_cases_of_high_node_utilization_hold() {
-    play(include_str!("descheduler/high_node_utilization.json"));
+    play(include_str!("../descheduler/high_node_utilization.json"));
 }
 
 #[test]
 fn b3_descheduler_cases_of_pod_life_time_hold() {
-    play(include_str!("descheduler/pod_life_time.json"));
+    play(include_str!("../descheduler/pod_life_time.json"));
 }
 
 #[test]
 fn b3_descheduler_cases_of_too_many_restarts_hold() {
-    play(include_str!("descheduler/too_many_restarts.json"));
+    play(include_str!("../descheduler/too_many_restarts.json"));
 }
 
 #[test]
 fn b3_descheduler_cases_of_failed_pods_hold() {
-    play(include_str!("descheduler/failed_pods.json"));
+    play(include_str!("../descheduler/failed_pods.json"));
 }
 
 #[test]
 fn b3_descheduler_cases_of_the_default_evictor_hold() {
-    play(include_str!("descheduler/default_evictor.json"));
+    play(include_str!("../descheduler/default_evictor.json"));
 }

@@ -2,8 +2,6 @@
 
 #![allow(clippy::unwrap_used)]
 
-mod world;
-
 use std::collections::{BTreeMap, BTreeSet};
 
 use knarr_api::k8s_openapi::jiff::{SignedDuration, Timestamp};
@@ -16,7 +14,8 @@ use knarr_rebalance::policy::Policy;
 use knarr_rebalance::snapshot::{Snapshot, Usage};
 use knarr_scheduler::Profile;
 use serde_json::json;
-use world::{World, moves, now, policy, strategy};
+
+use crate::world::{World, moves, now, policy, strategy};
 
 /// Pods that may run on their tainted nodes only.
 const PINNED: usize = 6;

@@ -2,8 +2,6 @@
 
 #![allow(clippy::unwrap_used)]
 
-mod world;
-
 use knarr_api::Object;
 use knarr_api::k8s_openapi::api::apps::v1::ReplicaSet;
 use knarr_api::k8s_openapi::jiff::{SignedDuration, Timestamp};
@@ -12,7 +10,8 @@ use knarr_rebalance::controller::{EvictionResult, Input, Outcome, Policies, reco
 use knarr_rebalance::snapshot::Usage;
 use knarr_scheduler::Profile;
 use serde_json::{Value, json};
-use world::{World, now, overlay, shared, spread};
+
+use crate::world::{World, now, overlay, shared, spread};
 
 /// What becomes of an evicted pod's replacement.
 #[derive(Clone, Copy, PartialEq)]

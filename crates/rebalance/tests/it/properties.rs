@@ -5,9 +5,6 @@
 
 #![allow(clippy::unwrap_used)]
 
-mod oracle;
-mod world;
-
 use std::collections::BTreeMap;
 
 use knarr_api::k8s_openapi::api::core::v1::{Node, Pod};
@@ -16,12 +13,13 @@ use knarr_rebalance::plan;
 use knarr_rebalance::plan::Plan;
 use knarr_rebalance::policy::Policy;
 use knarr_scheduler::Scheduler;
-use oracle::violations;
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
 use proptest::test_runner::RngSeed;
 use serde_json::{Value, json};
-use world::{World, policy, shared, spread};
+
+use crate::oracle::violations;
+use crate::world::{self, World, policy, shared, spread};
 
 #[derive(Clone, Debug)]
 struct App {

@@ -2,13 +2,12 @@
 
 #![allow(clippy::unwrap_used)]
 
-mod world;
-
 use knarr_api::k8s_openapi::jiff::SignedDuration;
 use knarr_rebalance::plan::Plan;
 use knarr_rebalance::snapshot::{Eviction, Workload};
 use serde_json::{Value, json};
-use world::{World, ago, check_is_fixpoint, now, overlay, policy, reasons, strategy};
+
+use crate::world::{World, ago, check_is_fixpoint, now, overlay, policy, reasons, strategy};
 
 /// One pod, `p`, on a node with a taint that it does not tolerate, and a node that fits it.
 fn one(with: Value) -> World {

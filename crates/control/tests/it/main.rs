@@ -1,0 +1,10 @@
+//! The components on an in-memory API, in paused time. One program, because each is linked with all that it uses.
+
+mod deletion;
+mod devices;
+mod podautoscaling;
+mod rebalancing;
+mod replicaset;
+mod scheduler;
+mod topology_domains;
+mod workloads;
