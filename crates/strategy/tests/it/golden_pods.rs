@@ -1,6 +1,6 @@
 //! Compares pods with the recorded responses of kube-apiserver v1.36.2: every recorded request that creates or changes a pod is
 //! decoded, defaulted, prepared and validated, and the object or error compared with the recording
-//! (`golden-api/`: one scenario per line, requests and responses, names and times replaced by placeholders).
+//! (`tests/golden-api/`: one scenario per line, requests and responses, names and times replaced by placeholders).
 //!
 //! What the server adds (admission, metadata) is imitated here as far as the responses show it.
 

@@ -3,9 +3,7 @@
 //!
 //! Scenarios that need what is not in this crate (admission, controllers, authorization) are skipped by name.
 
-mod recorded;
-
-use recorded::{Outcome, run};
+use crate::recorded::{Outcome, run};
 
 /// Skipped scenarios with the reason. All others must pass.
 const SKIPPED: &[(&str, &str)] = &[
