@@ -36,7 +36,8 @@ pub struct Change {
     pub deleted: bool,
     /// `prev` at this change's revision, for watchers whose selector the object no longer matches.
     last_selected: OnceLock<Arc<Object>>,
-    frames: [OnceLock<Bytes>; 3],
+    /// By event type. Only remote watchers need them: most changes have none.
+    frames: OnceLock<Box<[OnceLock<Bytes>; 3]>>,
     weight_bytes: usize,
 }
 
@@ -44,7 +45,8 @@ impl Change {
     pub fn new(object: Arc<Object>, prev: Option<Arc<Object>>, deleted: bool) -> Self {
         // A typed value takes about four times the memory of its encoding, the cached frames as much as the encoding again.
         let weight = |o: &Arc<Object>| o.json().len() * if o.is_slim() { 1 } else { 5 };
-        let weight_bytes = weight(&object) + prev.as_ref().map_or(0, weight) + object.json().len();
+        let separate = prev.as_ref().filter(|prev| !Arc::ptr_eq(prev, &object));
+        let weight_bytes = weight(&object) + separate.map_or(0, weight) + object.json().len();
         Change {
             revision: object.revision(),
             weight_bytes,
@@ -52,14 +54,25 @@ impl Change {
             prev,
             deleted,
             last_selected: OnceLock::new(),
-            frames: Default::default(),
+            frames: OnceLock::new(),
         }
     }
 
-    /// The same change without typed values, in little memory.
+    /// The same change without typed values, in little memory. A deleted object is kept once: before its deletion it
+    /// was the same but for the resourceVersion.
     pub fn slim(&self) -> Self {
-        let prev = self.prev.as_ref().map(Object::slim);
-        Change::new(self.object.slim(), prev, self.deleted)
+        let object = self.object.slim();
+        let prev = match self.deleted {
+            true => Some(object.clone()),
+            false => self.prev.as_ref().map(Object::slim),
+        };
+        Change::new(object, prev, self.deleted)
+    }
+
+    /// Whether neither object has a typed value that [`Change::slim`] would drop. Readers of the cache decode objects
+    /// that they share with the change.
+    pub fn is_slim(&self) -> bool {
+        self.object.is_slim() && self.prev.as_ref().is_none_or(|prev| prev.is_slim())
     }
 
     /// About how much memory the change holds.
@@ -89,7 +102,7 @@ impl Change {
 
     /// The event as one line of a JSON watch, shared by all watchers that get this event.
     pub fn frame(&self, event_type: EventType) -> Bytes {
-        self.frames[event_type as usize]
+        self.frames.get_or_init(Box::default)[event_type as usize]
             .get_or_init(|| {
                 let object = match event_type {
                     EventType::Deleted if !self.deleted => self.last_selected(),
@@ -210,5 +223,26 @@ mod tests {
                 .frame(EventType::Deleted)
                 .starts_with(br#"{"type":"DELETED","object":{"#)
         );
+    }
+
+    #[test]
+    fn a_slim_deletion_has_its_object_once_and_is_the_same_event() {
+        let old = Arc::new(config_map(3));
+        let change = Change::new(Arc::new(old.at_revision(8)), Some(old), true);
+        let slim = change.slim();
+        assert!(
+            slim.prev
+                .as_ref()
+                .is_some_and(|prev| Arc::ptr_eq(prev, &slim.object))
+        );
+        assert!(slim.weight_bytes() < change.weight_bytes());
+        assert_eq!((slim.revision, slim.is_slim()), (8, true));
+        for namespace in ["", "elsewhere"] {
+            let filter = Filter::everything(&CONFIG_MAP, namespace);
+            let event = |change: &Change| change.event_for(&filter).map(|(t, o)| (t, o.revision()));
+            assert_eq!(event(&slim), event(&change), "{namespace}");
+        }
+        let frame = |change: &Change| change.frame(EventType::Deleted);
+        assert_eq!(frame(&slim), frame(&change));
     }
 }
