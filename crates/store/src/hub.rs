@@ -25,11 +25,13 @@ pub(crate) const WATCH_QUEUE_BATCHES: usize = 4096;
 pub(crate) const WATCH_QUEUE_BYTES: usize = 64 << 20;
 
 /// Bytes of recent events kept for watches that start in the past: they are always in memory, and the idle process
-/// should stay small.
-pub(crate) const RING_BYTES: usize = 4 << 20;
+/// should stay small. A watch that begins at the revision of a range is behind by the milliseconds between the two;
+/// one that is further behind reads the history.
+pub(crate) const RING_BYTES: usize = 1 << 20;
 
-/// Batches in the ring, for when the events are small.
-const RING_BATCHES: usize = 4096;
+/// Batches in the ring, for when the events are small. Deletions are: after many of them the batches stay for as long
+/// as an idle cluster writes little, and each can keep a page of the allocator from being returned.
+const RING_BATCHES: usize = 256;
 
 /// Changes read from the history at once for a watch that begins before the ring.
 pub(crate) const CATCH_UP_EVENTS: usize = 500;
@@ -434,12 +436,20 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn the_ring_is_bounded() {
-        let hub = Hub::new(1);
-        for revision in 2..100 {
-            hub.publish(vec![event("a", revision, 100 << 10)], revision);
+        let batches = RING_BATCHES as Revision;
+        // Large events, and many small ones.
+        for (bytes, last, kept) in [
+            (RING_BYTES / 40, 100, 30..41),
+            (1, 3 * batches, RING_BATCHES..RING_BATCHES + 1),
+        ] {
+            let hub = Hub::new(1);
+            for revision in 2..last {
+                hub.publish(vec![event("a", revision, bytes)], revision);
+            }
+            let inner = hub.inner.lock();
+            assert!(inner.ring_bytes <= RING_BYTES, "{bytes}");
+            assert!(kept.contains(&inner.ring.len()), "{bytes}: {}", inner.ring.len());
+            assert_eq!(inner.ring_from, inner.ring[0].events[0].kv.mod_revision);
         }
-        let inner = hub.inner.lock();
-        assert!(inner.ring_bytes <= RING_BYTES && inner.ring.len() > 30);
-        assert_eq!(inner.ring_from, inner.ring[0].events[0].kv.mod_revision);
     }
 }
