@@ -104,7 +104,10 @@ struct Changed {
 }
 
 pub(crate) struct Index<V> {
-    keys: BTreeMap<Bytes, History<V>>,
+    /// Boxed: almost half of each of the map's nodes is empty. With the histories in them, nodes would also have the
+    /// size of small encoded objects: after the deletion of these, nodes that stay until the next compaction would keep
+    /// the allocator's pages.
+    keys: BTreeMap<Bytes, Box<History<V>>>,
     /// Every change from `oldest` on, in order, and those before that were not forgotten yet.
     changes: VecDeque<Changed>,
     oldest: Revision,
@@ -161,15 +164,16 @@ impl<V: Clone> Index<V> {
         let history = match self.keys.entry(key) {
             Entry::Vacant(vacant) => {
                 let newest = Version::after(None::<&Version<V>>, revision, value);
-                vacant.insert(History {
+                vacant.insert(Box::new(History {
                     older: Vec::new(),
                     newest,
-                })
+                }))
             }
             Entry::Occupied(occupied) => {
                 changed.replaced = true;
                 let history = occupied.into_mut();
-                history.push(Version::after(Some(&history.newest), revision, value));
+                let version = Version::after(Some(&history.newest), revision, value);
+                history.push(version);
                 history
             }
         };
@@ -182,10 +186,10 @@ impl<V: Clone> Index<V> {
     pub fn place(&mut self, key: Bytes, version: Version<V>) -> bool {
         match self.keys.entry(key) {
             Entry::Vacant(vacant) => {
-                vacant.insert(History {
+                vacant.insert(Box::new(History {
                     older: Vec::new(),
                     newest: version,
-                });
+                }));
                 false
             }
             Entry::Occupied(mut occupied) => {
@@ -271,7 +275,8 @@ impl<V: Clone> Index<V> {
             // BTreeMap panics on a start after the end; such a range is merely empty.
             end => Bound::Excluded(end.max(start)),
         };
-        self.keys.range::<[u8], _>((Bound::Included(start), upper))
+        let found = self.keys.range::<[u8], _>((Bound::Included(start), upper));
+        found.map(|(key, history)| (key, &**history))
     }
 
     /// The changes in `keys` from revision `from` on, in order and by whole transactions: at least `enough` of
