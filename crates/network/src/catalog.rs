@@ -96,12 +96,51 @@ impl Interner {
     }
 }
 
+/// The slices of one Service, sorted by their names. Most Services have one: a map would allocate a node for eleven.
+#[derive(Default)]
+struct Slices(Vec<(Box<str>, Slice)>);
+
+impl Slices {
+    fn find(&self, name: &str) -> Result<usize, usize> {
+        self.0.binary_search_by(|(known, _)| (**known).cmp(name))
+    }
+
+    fn get(&self, name: &str) -> Option<&Slice> {
+        self.find(name).ok().map(|at| &self.0[at].1)
+    }
+
+    fn insert(&mut self, name: &str, slice: Slice) {
+        match self.find(name) {
+            Ok(at) => self.0[at].1 = slice,
+            Err(at) => {
+                if self.0.is_empty() {
+                    self.0.reserve_exact(1);
+                }
+                self.0.insert(at, (name.into(), slice));
+            }
+        }
+    }
+
+    fn remove(&mut self, name: &str) -> Option<Slice> {
+        let at = self.find(name).ok()?;
+        Some(self.0.remove(at).1)
+    }
+
+    fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    fn values(&self) -> impl Iterator<Item = &Slice> {
+        self.0.iter().map(|(_, slice)| slice)
+    }
+}
+
 /// All Services and EndpointSlices of the cluster.
 #[derive(Default)]
 pub struct Catalog {
     services: BTreeMap<ServiceKey, Service>,
-    /// By Service, then by the slice's name. Slices may be there before their Service and after it.
-    slices: BTreeMap<ServiceKey, BTreeMap<Box<str>, Slice>>,
+    /// By Service. Slices may be there before their Service and after it.
+    slices: BTreeMap<ServiceKey, Slices>,
     /// Which Service a slice belongs to, by the slice's namespace and name.
     owners: BTreeMap<(Arc<str>, Box<str>), ServiceKey>,
     /// Services by their cluster IPs, for reverse DNS queries.
@@ -166,7 +205,7 @@ impl Catalog {
         if before != Some(&new) {
             self.withdrawn
                 .extend(before.iter().flat_map(|before| before.withdrawn(Some(&new))));
-            slices.insert(name.into(), new);
+            slices.insert(name, new);
             self.owners.insert(owner, key.clone());
             changed.push(key);
         }
@@ -205,7 +244,7 @@ impl Catalog {
 
     /// The slices of a Service, in the order of their names.
     pub fn slices(&self, key: &ServiceKey) -> impl Iterator<Item = &Slice> {
-        self.slices.get(key).into_iter().flat_map(BTreeMap::values)
+        self.slices.get(key).into_iter().flat_map(Slices::values)
     }
 
     /// The slices of a Service that service proxies serve.
@@ -248,7 +287,7 @@ impl Catalog {
 
     /// All addresses that are offered to new connections, of all Services.
     pub fn offered(&self) -> BTreeSet<IpAddr> {
-        let slices = self.slices.values().flat_map(BTreeMap::values);
+        let slices = self.slices.values().flat_map(Slices::values);
         let endpoints = slices.flat_map(|slice| &slice.endpoints);
         endpoints.filter(|e| e.is_offered()).map(|e| e.address).collect()
     }

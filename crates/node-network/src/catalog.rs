@@ -221,16 +221,14 @@ impl Feed {
 
     fn keep(&self, object: &Object) -> Vec<ServiceKey> {
         if self.is_services {
-            let service = object.to_typed::<core::Service>();
+            let service = object.get::<core::Service>();
             let mut catalog = self.state.catalog.write();
-            return service
-                .and_then(|s| catalog.apply_service(&s))
-                .into_iter()
-                .collect();
+            let changed = service.and_then(|service| catalog.apply_service(service));
+            return changed.into_iter().collect();
         }
-        let slice = object.to_typed::<EndpointSlice>();
+        let slice = object.get::<EndpointSlice>();
         let mut catalog = self.state.catalog.write();
-        let changed = slice.map(|s| catalog.apply_slice(&s)).unwrap_or_default();
+        let changed = slice.map(|slice| catalog.apply_slice(slice)).unwrap_or_default();
         self.note_withdrawals(catalog.take_withdrawn(), object.revision());
         changed
     }

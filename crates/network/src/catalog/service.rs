@@ -79,8 +79,15 @@ pub struct Service {
 /// v1.36's default of `sessionAffinityConfig.clientIP.timeoutSeconds`.
 const AFFINITY_SECONDS: u32 = 10_800;
 
+/// Without spare capacity: a collected Vec has room for four elements, and most Services have one.
+fn fitted<T>(elements: impl Iterator<Item = T>) -> Vec<T> {
+    let mut fitted: Vec<T> = elements.collect();
+    fitted.shrink_to_fit();
+    fitted
+}
+
 fn addresses<'a>(texts: impl IntoIterator<Item = &'a String>) -> Vec<IpAddr> {
-    texts.into_iter().filter_map(|text| text.parse().ok()).collect()
+    fitted(texts.into_iter().filter_map(|text| text.parse().ok()))
 }
 
 fn pairs<'a>(
@@ -138,7 +145,7 @@ impl Service {
         let labels = service.metadata.labels.as_ref();
         Service {
             headless: cluster_ips.is_empty() && !is_external_name,
-            ports: ports.collect(),
+            ports: fitted(ports),
             external_ips: addresses(spec.external_ips.iter().flatten()),
             load_balancer_ips: match service_type {
                 ServiceType::LoadBalancer => addresses(vip.filter_map(|i| i.ip.as_ref())),

@@ -181,3 +181,22 @@ fn b7_an_endpoint_is_withdrawn_when_new_connections_are_no_longer_sent_to_it() {
         assert!(!catalog.offers("ns", &[ip]));
     }
 }
+
+#[test]
+fn n2_the_slices_of_a_service_are_in_the_order_of_their_names_and_replaced_by_name() {
+    let mut catalog = Catalog::default();
+    let endpoint = |last: u8| json!([{"addresses": [format!("10.1.0.{last}")]}]);
+    let mut key = None;
+    for (name, last) in [("web-2", 2), ("web-1", 1), ("web-3", 3), ("web-2", 4)] {
+        key = catalog.apply_slice(&slice(name, "web", endpoint(last))).pop();
+    }
+    let key = key.expect("a slice with another endpoint is a change");
+    let addresses = |catalog: &Catalog| {
+        let endpoints = catalog.slices(&key).flat_map(|slice| &slice.endpoints);
+        endpoints.map(|e| e.address.to_string()).collect::<Vec<_>>()
+    };
+    assert_eq!(addresses(&catalog), ["10.1.0.1", "10.1.0.4", "10.1.0.3"]);
+    assert_eq!(catalog.remove_slice("ns", "web-2").as_ref(), Some(&key));
+    assert_eq!(catalog.remove_slice("ns", "web-2"), None);
+    assert_eq!(addresses(&catalog), ["10.1.0.1", "10.1.0.3"]);
+}
