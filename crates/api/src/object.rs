@@ -9,7 +9,7 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::marker::PhantomData;
-use std::ops::Deref;
+use std::ops::{Deref, Range};
 use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
@@ -83,12 +83,7 @@ fn metadata_start(kind: &Kind, json: &[u8]) -> Option<usize> {
 
 /// Writes `json` with a resourceVersion in place of `member`, the first of metadata's members, and returns the
 /// range of the new member. An empty `out` gets exactly the memory that it needs: it is kept for as long as the object.
-fn splice_version(
-    out: &mut Vec<u8>,
-    json: &[u8],
-    member: &std::ops::Range<usize>,
-    revision: u64,
-) -> std::ops::Range<usize> {
+fn splice_version(out: &mut Vec<u8>, json: &[u8], member: &Range<usize>, revision: u64) -> Range<usize> {
     let version = format!(r#""resourceVersion":"{revision}""#);
     let is_only = json.get(member.end) == Some(&b'}');
     out.reserve_exact(json.len() - member.len() + version.len() + usize::from(!is_only));
@@ -107,13 +102,22 @@ pub fn kept(written: Vec<u8>) -> Bytes {
     written.into_boxed_slice().into()
 }
 
+/// A range in an encoding. An encoding of 4 GiB, which no store takes, has an empty one: its resourceVersion is then
+/// treated as one that was not inserted here.
+fn in_less_memory(range: &Range<usize>) -> Range<u32> {
+    match (u32::try_from(range.start), u32::try_from(range.end)) {
+        (Ok(start), Ok(end)) => start..end,
+        _ => 0..0,
+    }
+}
+
 /// One object at one revision: the typed value and its JSON, both immutable.
 pub struct Object {
     kind: Kind,
     revision: u64,
     json: Bytes,
     /// The range of the resourceVersion member in `json`, with its comma; empty if it was not inserted here.
-    version: std::ops::Range<usize>,
+    version: Range<u32>,
     /// At first unset in a slim object.
     typed: OnceLock<Box<dyn AnyObject>>,
     /// For a slim object only.
@@ -188,14 +192,14 @@ impl Object {
         kind: &Kind,
         revision: u64,
         json: Bytes,
-        version: std::ops::Range<usize>,
+        version: Range<usize>,
         typed: Box<dyn AnyObject>,
     ) -> Self {
         Object {
             kind: kind.clone(),
             revision,
             json,
-            version,
+            version: in_less_memory(&version),
             typed: typed.into(),
             summary: None,
             slim: OnceLock::new(),
@@ -271,7 +275,8 @@ impl Object {
 
     /// Whether `stored` ([`Object::encode_for_store`]) is the encoding of this object.
     pub fn has_encoding(&self, stored: &[u8]) -> bool {
-        let (head, tail) = (&self.json[..self.version.start], &self.json[self.version.end..]);
+        let version = self.version();
+        let (head, tail) = (&self.json[..version.start], &self.json[version.end..]);
         !self.version.is_empty() && stored.strip_prefix(head) == Some(tail)
     }
 
@@ -283,7 +288,11 @@ impl Object {
 
     /// The length of the encoding in the store; `None` if the object is not from the store.
     pub fn stored_len(&self) -> Option<usize> {
-        (!self.version.is_empty()).then(|| self.json.len() - self.version.len())
+        (!self.version.is_empty()).then(|| self.json.len() - self.version().len())
+    }
+
+    fn version(&self) -> Range<usize> {
+        self.version.start as usize..self.version.end as usize
     }
 
     /// The same object at another revision; slim if this one is.
@@ -298,18 +307,18 @@ impl Object {
         }
         typed.metadata_mut().resource_version = Some(revision.to_string());
         let mut json = Vec::new();
-        let version = splice_version(&mut json, &self.json, &self.version, revision);
+        let version = splice_version(&mut json, &self.json, &self.version(), revision);
         Object::new(&self.kind, revision, kept(json), version, typed)
     }
 
     fn slim_at_revision(&self, summary: &Summary, revision: u64) -> Object {
         let mut json = Vec::new();
-        let version = splice_version(&mut json, &self.json, &self.version, revision);
+        let version = splice_version(&mut json, &self.json, &self.version(), revision);
         Object {
             kind: self.kind.clone(),
             revision,
             json: kept(json),
-            version,
+            version: in_less_memory(&version),
             typed: OnceLock::new(),
             summary: Some(Box::new(summary.without_decoded())),
             slim: OnceLock::new(),

@@ -118,3 +118,10 @@ fn data_with_a_key_named_metadata_is_not_changed() {
     assert_eq!(json["metadata"]["resourceVersion"], "42");
     assert_eq!(json["data"]["metadata"], "{\"metadata\":{");
 }
+
+#[test]
+fn an_object_and_its_reference_counts_fit_in_128_bytes() {
+    // The next larger allocation has 160.
+    let counts = 2 * size_of::<usize>();
+    assert!(counts + size_of::<Object>() <= 128, "{}", size_of::<Object>());
+}
