@@ -232,8 +232,12 @@ impl Graph {
     /// A custom resource is read live before its dependents are deleted: when a definition is deleted, all objects of its kind are
     /// reported as deleted, among them those that the informer has already received of the next definition of its name. Once the kind is
     /// not served any more, its definition is read instead.
+    ///
+    /// An object without dependents is not recorded as an absent owner (as in `processGraphChanges`): most objects
+    /// never have one, and the owner of one that appears later is read live.
     pub fn remove(&mut self, uid: &str) -> Vec<String> {
         let mut to_process: Vec<String> = self.dependents.get(uid).into_iter().flatten().cloned().collect();
+        let is_owner = !to_process.is_empty();
         let node = self.nodes.remove(uid);
         for owner in node.iter().flat_map(|node| &node.owners) {
             self.unlink(&owner.uid, uid);
@@ -241,7 +245,7 @@ impl Graph {
                 to_process.push(owner.uid.clone());
             }
         }
-        if node.is_none_or(|node| node.kind.ops.custom().is_none()) {
+        if is_owner && node.is_none_or(|node| node.kind.ops.custom().is_none()) {
             self.add_absent_owner(uid);
         }
         to_process

@@ -453,6 +453,20 @@ fn what_is_being_deleted_already_is_not_deleted_again() {
 }
 
 #[test]
+fn a_deleted_object_without_dependents_is_not_recorded_as_absent_and_read_for_a_later_one() {
+    let mut graph = Graph::default();
+    for owner in ["owner", "other"] {
+        graph.put(&object(owner, &[], plain));
+    }
+    graph.put(&object("child", &["owner"], plain));
+    graph.remove("uid-owner");
+    graph.remove("uid-other");
+    assert_eq!(graph.absent_owners, BTreeSet::from(["uid-owner".to_string()]));
+    graph.put(&object("late", &["other"], plain));
+    assert_eq!(decided(&graph, "late"), "ask default/other uid-other");
+}
+
+#[test]
 fn the_oldest_absent_owner_is_dropped_and_read_again() {
     let mut graph = Graph::default();
     for n in 0..=ABSENT_OWNER_CACHE_SIZE {
