@@ -299,7 +299,7 @@ impl KindCache {
 }
 
 impl KindCache {
-    /// Drops the changes up to `upto`, but for the [last](LAST_CHANGES).
+    /// Drops the changes up to `upto`, but for the [last](LAST_CHANGES), of which it drops the typed values.
     pub fn forget_changes(&self, upto: u64) {
         loop {
             let dropped = self.state.write().forget_changes(upto);
@@ -320,6 +320,14 @@ impl State {
             self.drop_oldest();
         }
         self.window.shrink_sparse();
+        // Those that are left are among the last, and no component reads them any more.
+        let left = if dropped < SLIM_BATCH { old - dropped } else { 0 };
+        for at in 0..left {
+            if !self.window[at].is_slim() {
+                let slim = self.slim_change(at);
+                self.forget_typed(&slim);
+            }
+        }
         dropped
     }
 

@@ -178,21 +178,41 @@ fn a_kind_of_few_objects_keeps_their_typed_values_and_one_of_many_those_that_cha
     }
 }
 
+/// An object that is large enough to be kept without its typed value.
+fn put_large(cache: &KindCache, name: &str, revision: u64) {
+    let mut map = ConfigMap::default();
+    map.metadata.name = Some(name.into());
+    map.metadata.resource_version = Some(revision.to_string());
+    map.data = Some([("k".to_string(), "v".repeat(2048))].into());
+    let object = Object::from_typed(&registry::CONFIG_MAP, Box::new(map));
+    cache.put(name, Arc::new(object));
+}
+
+#[test]
+fn old_changes_that_are_kept_because_they_are_the_last_have_no_typed_values() {
+    let cache = KindCache::new(&registry::CONFIG_MAP);
+    let last = 2 * LAST_CHANGES as u64;
+    (1..=last).for_each(|revision| put_large(&cache, &format!("m{revision}"), revision));
+    let (first, old) = (last - LAST_CHANGES as u64 + 1, last - LAST_CHANGES as u64 / 2);
+    cache.forget_changes(old);
+    let state = cache.state.read();
+    let slim = state.window.iter().filter(|change| change.is_slim());
+    let slim: Vec<u64> = slim.map(|change| change.revision).collect();
+    assert_eq!(slim, (first..=old).collect::<Vec<_>>());
+    assert_eq!(state.window.len(), LAST_CHANGES);
+    let bytes = state.window.iter().map(|change| change.weight_bytes());
+    assert_eq!(state.window_bytes, bytes.sum::<usize>());
+    let is_typed = |object: &Arc<Object>| !object.is_slim();
+    assert!(state.objects.values().all(is_typed), "there are few objects");
+}
+
 #[test]
 fn a_kept_change_drops_what_readers_decoded_of_its_object() {
     // When the object is deleted, replaced, or after a while.
     for (then, newest) in [("deleted", 1), ("replaced", 1), ("slimmed", 0)] {
         let cache = KindCache::new(&registry::CONFIG_MAP);
-        let put = |name: &str, revision: u64| {
-            let mut map = ConfigMap::default();
-            map.metadata.name = Some(name.into());
-            map.metadata.resource_version = Some(revision.to_string());
-            map.data = Some([("k".to_string(), "v".repeat(2048))].into());
-            let object = Object::from_typed(&registry::CONFIG_MAP, Box::new(map));
-            cache.put(name, Arc::new(object));
-        };
         let last = FEW_OBJECTS as u64 + 1;
-        (1..=last).for_each(|revision| put(&format!("m{revision}"), revision));
+        (1..=last).for_each(|revision| put_large(&cache, &format!("m{revision}"), revision));
         cache.slim();
         let first_is_slim = || cache.state.read().window[0].is_slim();
         assert!(first_is_slim(), "{then}");
@@ -200,7 +220,7 @@ fn a_kept_change_drops_what_readers_decoded_of_its_object() {
         assert!(read.get::<ConfigMap>().is_some() && !first_is_slim(), "{then}");
         match then {
             "deleted" => assert_eq!(cache.remove("m1", last + 1), 0),
-            "replaced" => put("m1", last + 1),
+            "replaced" => put_large(&cache, "m1", last + 1),
             _ => cache.slim(),
         }
         let state = cache.state.read();
