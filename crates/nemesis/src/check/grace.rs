@@ -58,13 +58,8 @@ pub fn check(
             ));
         };
         let requested = deletions.get(&process.uid).into_iter().flatten();
-        let requested = requested.filter(|(at, _)| *at <= gone);
-        let grace = requested
-            .map(|(_, grace)| *grace)
-            .chain([own_seconds])
-            .min()
-            .unwrap_or_default();
-        let grace = grace.max(SHORTEST_SECONDS);
+        let requested = requested.copied().filter(|(at, _)| *at <= gone);
+        let grace = effective_seconds(own_seconds, requested);
         let had = gone - received;
         if had + SLACK < grace * SECOND {
             return Err(Violation::new(
@@ -81,6 +76,24 @@ pub fn check(
         }
     }
     Ok(())
+}
+
+/// The shortest grace period that the API server sets by these deletions, which are in the order of their times. One that
+/// shortens a grace period whose end has then passed sets one second (`BeforeDelete` of v1.36): on a node that learns of
+/// both deletions later, too.
+fn effective_seconds(own_seconds: u64, requested: impl Iterator<Item = (Micros, u64)>) -> u64 {
+    let mut shortest = own_seconds;
+    let mut in_force: Option<(Micros, u64)> = None;
+    for (at, grace) in requested {
+        let grace = match in_force {
+            Some((first, before)) if grace < before && first + grace * SECOND < at => SHORTEST_SECONDS,
+            _ => grace,
+        };
+        let (first, before) = in_force.unwrap_or((at, grace));
+        in_force = Some((first, before.min(grace)));
+        shortest = shortest.min(grace);
+    }
+    shortest.max(SHORTEST_SECONDS)
 }
 
 /// Whether its start was interrupted by a disruption of its node.
@@ -151,6 +164,29 @@ mod tests {
         let mut other = process(100, 121);
         other.stubborn_grace_seconds = None;
         assert_eq!(checked(&other, &[], &[], None), Ok(()));
+    }
+
+    #[test]
+    fn t3_a_deletion_that_shortens_a_grace_period_into_the_past_leaves_a_second() {
+        // (the deletions of a node that was cut off until 120, the effective seconds)
+        for (deletions, seconds) in [
+            (vec![], 10),
+            (vec![(100, 8)], 8),
+            (vec![(100, 30)], 10),
+            (vec![(100, 8), (103, 5)], 5),
+            (vec![(100, 8), (105, 5)], 5),
+            (vec![(100, 8), (106, 5)], 1),
+            // Not shorter: without effect.
+            (vec![(100, 5), (106, 8)], 5),
+            (vec![(100, 12), (106, 8), (107, 6)], 1),
+        ] {
+            let requested = deletions.iter().map(|(at, grace)| (at * SECOND, *grace));
+            assert_eq!(effective_seconds(10, requested), seconds, "{deletions:?}");
+        }
+        assert_eq!(
+            checked(&process(100, 121), &[120], &[(106, 8), (115, 5)], None),
+            Ok(())
+        );
     }
 
     #[test]
