@@ -29,7 +29,7 @@ pub enum ReadError {
     NoCalibration { path: PathBuf },
 }
 
-/// Reads what [`write`] wrote.
+/// Reads what [`write()`] wrote.
 pub fn read(path: &Path) -> Result<Results, ReadError> {
     let text = std::fs::read(path).map_err(|source| ReadError::Read {
         path: path.to_path_buf(),

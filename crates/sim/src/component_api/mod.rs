@@ -1,4 +1,4 @@
-//! The API as one incarnation of a component reaches it, over its [`Network`](crate::network::Network).
+//! The API as one incarnation of a component reaches it, over its [`Network`].
 //!
 //! When the incarnation dies, its requests hang forever, except those already sent.
 
