@@ -3,15 +3,13 @@
 
 #![allow(clippy::unwrap_used)]
 
-use std::sync::Arc;
-
+use knarr_api::Shared;
 use knarr_api::k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim, Pod};
-use knarr_api::k8s_openapi::jiff::{SignedDuration, Timestamp};
-use knarr_api::registry::Registered;
-use knarr_api::{Object, Shared};
 use knarr_scheduler::volumes::Change;
 use knarr_scheduler::{Action, Scheduler, config};
 use serde_json::{Value, json};
+
+use crate::preemption_fixture::{at, shared};
 
 const CONFIG: &str = "
 apiVersion: kubescheduler.config.k8s.io/v1
@@ -21,15 +19,6 @@ profiles:
   - name: knarr.io/Preemption
     args: {crossNode: true}
 ";
-
-fn shared<T: Registered>(value: Value) -> Shared<T> {
-    let typed: T = serde_json::from_value(value).unwrap();
-    Shared::new(Arc::new(Object::from_typed(T::kind_of(), Box::new(typed)))).unwrap()
-}
-
-fn at(second: i64) -> Timestamp {
-    Timestamp::UNIX_EPOCH + SignedDuration::from_secs(second)
-}
 
 fn pod(name: &str, node: &str, priority: i32, app: &str, spec: Value) -> Value {
     let mut pod = json!({

@@ -4,43 +4,19 @@
 #![allow(clippy::unwrap_used)]
 
 use std::collections::BTreeSet;
-use std::sync::Arc;
 
+use knarr_api::Shared;
 use knarr_api::k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim, Pod};
 use knarr_api::k8s_openapi::api::policy::v1::PodDisruptionBudget;
-use knarr_api::k8s_openapi::jiff::{SignedDuration, Timestamp};
-use knarr_api::registry::Registered;
-use knarr_api::{Object, Shared};
 use knarr_scheduler::plugins::default_preemption::Outcome;
 use knarr_scheduler::volumes::Change;
 use knarr_scheduler::why::why;
-use knarr_scheduler::{Action, Scheduler, config};
+use knarr_scheduler::{Action, Scheduler};
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
 use serde_json::{Value, json};
 
-fn shared<T: Registered>(value: Value) -> Shared<T> {
-    let typed: T = serde_json::from_value(value).unwrap();
-    Shared::new(Arc::new(Object::from_typed(T::kind_of(), Box::new(typed)))).unwrap()
-}
-
-fn at(second: i64) -> Timestamp {
-    Timestamp::UNIX_EPOCH + SignedDuration::from_secs(second)
-}
-
-fn scheduler(args: &str) -> Scheduler {
-    let text = format!(
-        "
-apiVersion: kubescheduler.config.k8s.io/v1
-kind: KubeSchedulerConfiguration
-profiles:
-- pluginConfig:
-  - name: knarr.io/Preemption
-    args: {args}
-"
-    );
-    config::parse(&text).unwrap().scheduler()
-}
+use crate::preemption_fixture::{at, scheduler, shared};
 
 /// A cluster as the API would show it.
 #[derive(Clone, Debug)]

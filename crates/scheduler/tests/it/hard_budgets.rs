@@ -4,13 +4,10 @@
 #![allow(clippy::unwrap_used)]
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
+use knarr_api::Shared;
 use knarr_api::k8s_openapi::api::core::v1::{Node, Pod};
 use knarr_api::k8s_openapi::api::policy::v1::PodDisruptionBudget;
-use knarr_api::k8s_openapi::jiff::{SignedDuration, Timestamp};
-use knarr_api::registry::Registered;
-use knarr_api::{Object, Shared};
 use knarr_scheduler::plugins::default_preemption::Outcome;
 use knarr_scheduler::why::why;
 use knarr_scheduler::{Action, Scheduler, config};
@@ -18,30 +15,13 @@ use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
 use serde_json::{Value, json};
 
+use crate::preemption_fixture::{at, scheduler, shared};
+
 const NAME: &str = "knarr.io/preemption-budgets";
 
-fn shared<T: Registered>(value: Value) -> Shared<T> {
-    let typed: T = serde_json::from_value(value).unwrap();
-    Shared::new(Arc::new(Object::from_typed(T::kind_of(), Box::new(typed)))).unwrap()
-}
-
-fn at(second: i64) -> Timestamp {
-    Timestamp::UNIX_EPOCH + SignedDuration::from_secs(second)
-}
-
 /// A scheduler whose default profile has this value of podDisruptionBudgets.
-fn scheduler(budgets: &str) -> Scheduler {
-    let text = format!(
-        "
-apiVersion: kubescheduler.config.k8s.io/v1
-kind: KubeSchedulerConfiguration
-profiles:
-- pluginConfig:
-  - name: knarr.io/Preemption
-    args: {{podDisruptionBudgets: {budgets}}}
-"
-    );
-    config::parse(&text).unwrap().scheduler()
+fn with_budgets(budgets: &str) -> Scheduler {
+    scheduler(&format!("{{podDisruptionBudgets: {budgets}}}"))
 }
 
 /// 4 CPUs.
@@ -114,7 +94,7 @@ fn b6_the_profile_or_the_class_of_the_preemptor_makes_budgets_hard() {
         ("Hard", Some("BestEffort"), HELD),
     ];
     for (profile, annotation, expected) in table {
-        let mut scheduler = scheduler(profile);
+        let mut scheduler = with_budgets(profile);
         add_node(&mut scheduler, "n1");
         add(&mut scheduler, &pod("low", "n1", 4, 0, "web"));
         scheduler.budget_changed("default", "web", Some(&budget("web", 0)), at(0));
@@ -130,7 +110,7 @@ fn b6_the_profile_or_the_class_of_the_preemptor_makes_budgets_hard() {
 #[test]
 fn b6_several_victims_of_one_budget_are_counted_together() {
     for (allowed, expected) in [(1, "high preempts other on n2"), (2, "high preempts a, b on n1")] {
-        let mut scheduler = scheduler("Hard");
+        let mut scheduler = with_budgets("Hard");
         for name in ["n1", "n2"] {
             add_node(&mut scheduler, name);
         }
@@ -147,7 +127,7 @@ fn b6_several_victims_of_one_budget_are_counted_together() {
 #[test]
 fn b6_a_budget_with_an_empty_selector_and_one_of_another_namespace() {
     for (namespace, expected) in [("default", HELD), ("other", "high preempts low on n1")] {
-        let mut scheduler = scheduler("Hard");
+        let mut scheduler = with_budgets("Hard");
         add_node(&mut scheduler, "n1");
         add(&mut scheduler, &pod("low", "n1", 4, 0, "web"));
         // For the eviction API it matches all pods of its namespace, those without labels, too.
@@ -164,7 +144,7 @@ fn b6_a_budget_with_an_empty_selector_and_one_of_another_namespace() {
 
 #[test]
 fn b6_victims_count_before_the_status_of_their_budget_includes_them() {
-    let mut scheduler = scheduler("Hard");
+    let mut scheduler = with_budgets("Hard");
     for name in ["n1", "n2"] {
         add_node(&mut scheduler, name);
     }
@@ -198,7 +178,7 @@ fn b6_victims_count_before_the_status_of_their_budget_includes_them() {
 
 #[test]
 fn b6_an_eviction_that_no_status_includes_counts_for_two_minutes() {
-    let mut scheduler = scheduler("Hard");
+    let mut scheduler = with_budgets("Hard");
     for name in ["n1", "n2"] {
         add_node(&mut scheduler, name);
         add(&mut scheduler, &pod(&format!("low-{name}"), name, 4, 0, "web"));
@@ -214,7 +194,7 @@ fn b6_an_eviction_that_no_status_includes_counts_for_two_minutes() {
 
 #[test]
 fn b6_why_names_the_budgets_and_the_message_of_the_pod_does_not() {
-    let mut scheduler = scheduler("Hard");
+    let mut scheduler = with_budgets("Hard");
     add_node(&mut scheduler, "n1");
     add(&mut scheduler, &pod("low", "n1", 4, 0, "web"));
     scheduler.budget_changed("default", "web", Some(&budget("web", 0)), at(0));
@@ -267,7 +247,7 @@ fn low() -> impl Strategy<Value = Low> {
 
 /// For each candidate node the names of the victims.
 fn candidates(budgets: &str, lows: &[Low], allowed: [i32; 3], cpu: u32) -> BTreeMap<String, Vec<String>> {
-    let mut scheduler = scheduler(budgets);
+    let mut scheduler = with_budgets(budgets);
     let mut used = [0; 4];
     for n in 0..4 {
         add_node(&mut scheduler, &format!("n{n}"));

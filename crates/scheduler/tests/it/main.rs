@@ -5,3 +5,4 @@ mod cross_node_preemption;
 mod golden;
 mod hard_budgets;
 mod histories;
+mod preemption_fixture;
