@@ -24,6 +24,11 @@ pub struct Candidate<'a> {
 }
 
 impl Candidate<'_> {
+    /// Of two endpoints with the same address the greater one counts.
+    fn rank(&self) -> (bool, bool) {
+        (self.endpoint.ready, !self.endpoint.terminating)
+    }
+
     fn is_fallback(&self) -> bool {
         !self.endpoint.ready && self.endpoint.serving && self.endpoint.terminating
     }
@@ -49,8 +54,9 @@ pub fn is_external(service: &Service, port: &ServicePort, family: Family) -> boo
     port.node_port != 0 || addresses.any(|ip| Family::of(*ip) == family)
 }
 
-/// All endpoints of a port and family, sorted by address and port. An address that two slices have (while an endpoint
-/// moves, or a terminating Pod's address is another's already) counts once, the one that does not terminate.
+/// All endpoints of a port and family, sorted by address and port. An address that two endpoints have (while one moves to
+/// another slice, or a Pod that terminates or has lost its sandbox still has the address that is another's already) counts
+/// once: the one that is ready, then the one that does not terminate.
 pub fn candidates<'a>(
     slices: impl Iterator<Item = &'a Slice>,
     port: &ServicePort,
@@ -75,7 +81,7 @@ pub fn candidates<'a>(
                 found
                     .entry((backend.address, number))
                     .and_modify(|known| {
-                        if known.endpoint.terminating && !endpoint.terminating {
+                        if new.rank() > known.rank() {
                             *known = new;
                         }
                     })

@@ -18,9 +18,10 @@ use crate::world::World;
 /// The address of a pod, so that no connection is masqueraded.
 const CLIENT: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 244, 255, 254));
 
-/// The ready ones, or else those that still serve while they terminate (KEP-1669).
+/// The ready ones, or else those that still serve while they terminate (KEP-1669), except for addresses that pods which are
+/// not ready yet have now.
 fn endpoints(slices: &[&EndpointSlice], service: &Service) -> BTreeSet<(IpAddr, u16)> {
-    let (mut ready, mut fallback) = (BTreeSet::new(), BTreeSet::new());
+    let (mut ready, mut fallback, mut unready) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
     let meta = &service.metadata;
     for slice in slices {
         let labels = slice.metadata.labels.as_ref();
@@ -37,12 +38,17 @@ fn endpoints(slices: &[&EndpointSlice], service: &Service) -> BTreeSet<(IpAddr, 
             let terminates = conditions.terminating == Some(true);
             if conditions.ready != Some(false) && !terminates {
                 ready.extend(all);
-            } else if conditions.serving.or(conditions.ready) != Some(false) && terminates {
+            } else if !terminates {
+                unready.extend(all);
+            } else if conditions.serving.or(conditions.ready) != Some(false) {
                 fallback.extend(all);
             }
         }
     }
-    if ready.is_empty() { fallback } else { ready }
+    match ready.is_empty() {
+        true => fallback.difference(&unready).copied().collect(),
+        false => ready,
+    }
 }
 
 /// An IPv4 address and a port, as in the kernel.

@@ -174,9 +174,14 @@ fn n2_endpoints_are_chosen_as_v1_36_chooses_them() {
 }
 
 #[test]
-fn n2_an_address_in_two_slices_is_the_one_that_does_not_terminate() {
-    // Of two that do not, it is the first.
-    for (first, second) in [("1 ending", "1"), ("1", "1 ending"), ("1", "1 unready")] {
+fn n2_an_address_of_two_endpoints_is_the_one_that_is_ready() {
+    // The last two: a Pod whose sandbox is gone, and the Pod that has its address now.
+    for (first, second) in [
+        ("1 ending", "1"),
+        ("1", "1 ending"),
+        ("1", "1 unready"),
+        ("1 unready", "1"),
+    ] {
         let mut catalog = Catalog::default();
         let service = json!({"metadata": {"namespace": "ns", "name": "web"},
                              "spec": {"clusterIP": "172.30.0.41", "ports": [{"name": "p", "port": 80}]}});
