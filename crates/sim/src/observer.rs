@@ -350,6 +350,7 @@ impl Observer {
         let mut inner = self.lock();
         let now = inner.world.now;
         inner.world.placement.requested.insert(uid.into(), now);
+        inner.world.placement.last_requested = Some(now);
         inner.check_rules(&Observation::MoveAsked { name });
     }
 

@@ -75,6 +75,8 @@ pub(crate) struct Placement {
     pub ready: BTreeMap<String, Timestamp>,
     /// When the rebalancer requested an eviction that was not rejected, by the pod's UID.
     pub requested: BTreeMap<String, Timestamp>,
+    /// When it last requested one.
+    pub last_requested: Option<Timestamp>,
     /// When its evictions were committed.
     pub moves: Vec<Timestamp>,
     /// A workload was held back, or a budget was exhausted, since the policy had last nothing to do: moves may follow when its hour is over.

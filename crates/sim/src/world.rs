@@ -111,6 +111,8 @@ pub(crate) struct Life {
     pub announced: Option<(String, Timestamp)>,
     /// UIDs of the policies that have isolated it since it was created.
     pub isolated_by: BTreeSet<String>,
+    /// The addresses that it had in earlier sandboxes, and when others took their places in its status.
+    pub former_addresses: BTreeMap<IpAddr, Timestamp>,
 }
 
 /// A sandbox's lease in the pod network.
@@ -137,6 +139,7 @@ impl Life {
             completed: BTreeSet::new(),
             announced: None,
             isolated_by: BTreeSet::new(),
+            former_addresses: BTreeMap::new(),
         }
     }
 
@@ -438,6 +441,12 @@ pub(crate) enum Observation<'a> {
         name: &'a str,
         options: &'a DeleteOptions,
     },
+}
+
+/// The addresses in the pod's status.
+pub(crate) fn addresses_of(pod: &Pod) -> impl Iterator<Item = IpAddr> {
+    let ips = pod.status.iter().flat_map(|s| s.pod_ips.iter().flatten());
+    ips.filter_map(|ip| ip.ip.parse().ok())
 }
 
 pub(crate) fn node_of(pod: &Pod) -> &str {

@@ -17,7 +17,9 @@ use super::{Inner, Observer};
 use crate::rules::{n1_addresses, n6_policy, s9_watches};
 use crate::stored;
 use crate::upgrade::started_by;
-use crate::world::{Absence, Life, Observation, is_fenced, is_out_of_service, node_of, phase_of};
+use crate::world::{
+    Absence, Life, Observation, addresses_of, is_fenced, is_out_of_service, node_of, phase_of,
+};
 
 /// The summary of the network agents' reports (SPEC B7).
 const PROPAGATION: &str = "core/configmaps/knarr-network/endpoint-propagation";
@@ -355,6 +357,11 @@ fn pod_written(inner: &mut Inner, pod: Arc<Pod>) {
         }
         if !node_of(&pod).is_empty() {
             life.bound_at.get_or_insert(inner.world.now);
+        }
+        for address in before.as_deref().into_iter().flat_map(addresses_of) {
+            if addresses_of(&pod).all(|now_its| now_its != address) {
+                life.former_addresses.insert(address, now);
+            }
         }
         life.released |= orphan || declared_dead;
         life.given_up |= orphan || declared_dead;

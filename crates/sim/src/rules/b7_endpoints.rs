@@ -4,7 +4,7 @@ use k8s_openapi::jiff::SignedDuration;
 use knarr_api::k8s_openapi;
 
 use crate::finding::Finding;
-use crate::world::{Observation, World, is_reporting};
+use crate::world::{Observation, World, addresses_of, is_reporting};
 
 /// The longest wait of TERM in these histories …
 pub(crate) const BOUND: SignedDuration = SignedDuration::from_secs(1);
@@ -38,8 +38,7 @@ pub(crate) fn check(seen: &Observation<'_>, world: &World) -> Result<(), Finding
     if grace <= SHORTEST_GRACE_SECONDS || waited >= WAITED || is_resumed {
         return Ok(());
     }
-    let ips = life.pod.status.iter().flat_map(|s| s.pod_ips.iter().flatten());
-    let ips: Vec<_> = ips.filter_map(|ip| ip.ip.parse().ok()).collect();
+    let ips: Vec<_> = addresses_of(&life.pod).collect();
     for (node, offered) in &world.kernels {
         let agent = format!("node/{node}");
         let is_settled = world

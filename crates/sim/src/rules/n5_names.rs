@@ -82,13 +82,14 @@ pub(crate) fn at_rest(world: &World) -> Result<(), Finding> {
     Ok(())
 }
 
-/// When the last pod with an address terminated; none if a pod has it, or none ever had.
+/// When the last pod with an address terminated, or got another one with another sandbox; none if a pod has it, or none ever had.
 fn left_at(world: &World, address: IpAddr) -> Option<Timestamp> {
     let mut last = None;
     let text = address.to_string();
     // An IPv4 address has one text only; this is asked for every answer, of every pod that ever was.
     let is_it = |ip: &str| ip == text || address.is_ipv6() && ip.parse() == Ok(address);
     for life in world.pods.values() {
+        last = last.max(life.former_addresses.get(&address).copied());
         let ips = life.pod.status.iter().flat_map(|s| s.pod_ips.iter().flatten());
         if !ips.into_iter().any(|ip| is_it(&ip.ip)) {
             continue;
@@ -208,13 +209,16 @@ mod tests {
 
     #[test]
     fn n5_silence_after_an_answer_and_addresses_of_the_long_gone_are_seen() {
-        for (answer, has_answered, removed_at, well_since, is_right) in [
-            (addresses(&["10.0.0.1"]), true, None, 0, true),
-            (addresses(&["10.0.0.1"]), true, Some(950), 0, true),
-            (addresses(&["10.0.0.1"]), true, Some(500), 950, true),
-            (addresses(&["10.0.0.1"]), true, Some(500), 0, false),
-            (DnsResponse::NotReady, false, None, 0, true),
-            (DnsResponse::NotReady, true, None, 0, false),
+        // When the pod was removed, when another pod got another address in place of this one, since when the agent is well.
+        for (answer, has_answered, removed_at, changed_at, well_since, is_right) in [
+            (addresses(&["10.0.0.1"]), true, None, None, 0, true),
+            (addresses(&["10.0.0.1"]), true, Some(950), None, 0, true),
+            (addresses(&["10.0.0.1"]), true, Some(500), None, 950, true),
+            (addresses(&["10.0.0.1"]), true, Some(500), None, 0, false),
+            (addresses(&["10.0.0.1"]), true, Some(500), Some(950), 0, true),
+            (addresses(&["10.0.0.1"]), true, Some(500), Some(600), 0, false),
+            (DnsResponse::NotReady, false, None, None, 0, true),
+            (DnsResponse::NotReady, true, None, None, 0, false),
         ] {
             let mut world = world();
             let pod = json!({"metadata": {"name": "a"}, "status": {"podIPs": [{"ip": "10.0.0.1"}]}});
@@ -223,6 +227,11 @@ mod tests {
                 ..Life::new(Arc::new(serde_json::from_value(pod).unwrap()), at(0))
             };
             world.pods.insert("u".into(), life);
+            let other = json!({"metadata": {"name": "b"}, "status": {"podIPs": [{"ip": "10.0.0.9"}]}});
+            let mut other = Life::new(Arc::new(serde_json::from_value(other).unwrap()), at(0));
+            let former = changed_at.map(|second| ("10.0.0.1".parse().unwrap(), at(second)));
+            other.former_addresses.extend(former);
+            world.pods.insert("v".into(), other);
             world.well_since.insert("node/n1".into(), Some(at(well_since)));
             if has_answered {
                 world.has_answered.insert("n1".into());
@@ -236,7 +245,7 @@ mod tests {
             assert_eq!(
                 found.is_ok(),
                 is_right,
-                "{answer:?} {removed_at:?} {well_since}: {found:?}"
+                "{answer:?} {removed_at:?} {changed_at:?} {well_since}: {found:?}"
             );
         }
     }

@@ -13,6 +13,8 @@ use crate::world::{Life, Observation, World};
 const NODE_WRITTEN_AFTER: SignedDuration = SignedDuration::from_secs(290);
 /// What follows a container's start is written within this time.
 const RESTARTED_WITHIN: SignedDuration = SignedDuration::from_secs(10);
+/// What follows a pod's eviction is written within this time: its grace period, and the start of its replacement.
+const REPLACED_WITHIN: SignedDuration = SignedDuration::from_secs(60);
 /// The container that exits by itself again and again: its pod is never at rest.
 const FAILS: &str = "fails";
 
@@ -29,6 +31,11 @@ pub(crate) fn check(seen: &Observation<'_>, world: &World) -> Result<(), Finding
     }
     // A policy's status forgets moves that are an hour old.
     if key.starts_with("placement.knarr.io/rebalancepolicies/") {
+        return Ok(());
+    }
+    // Whether a pod may be moved at rest is for B3.
+    let moved = world.placement.last_requested;
+    if moved.is_some_and(|at| world.now.duration_since(at) <= REPLACED_WITHIN) {
         return Ok(());
     }
     if let Some(node) = key.strip_prefix("core/nodes/") {
@@ -81,6 +88,24 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    /// Seed 1104000010: a budget of the hour held a move back until nothing else was left to be done.
+    #[test]
+    fn s9_what_follows_a_move_may_be_written_at_rest() {
+        for (requested, holds) in [(None, false), (Some(995), true), (Some(900), false)] {
+            let mut world = World {
+                now: Timestamp::from_second(1_000).unwrap(),
+                ..World::default()
+            };
+            world.placement.last_requested = requested.map(|at| Timestamp::from_second(at).unwrap());
+            let key = "policy/poddisruptionbudgets/placed/spread";
+            assert_eq!(
+                check(&Observation::Written { key }, &world).is_ok(),
+                holds,
+                "{requested:?}"
+            );
+        }
+    }
 
     /// Seed 980000140: a pod without a controller was in back-off when nothing else was left to be done.
     #[test]
