@@ -20,7 +20,7 @@ const ALIGNMENT: usize = 4;
 
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    #[error("cannot open a route netlink socket")]
+    #[error("cannot open a netlink socket")]
     Open(#[source] io::Error),
     #[error("cannot send to the kernel")]
     Send(#[source] io::Error),
@@ -71,15 +71,22 @@ pub struct Netlink {
     sequence: u32,
 }
 
+/// A socket of this protocol of netlink, in the network namespace of the calling thread, that waits a limited time for an
+/// answer.
+pub(super) fn open(protocol: isize) -> Result<Socket, Error> {
+    let mut socket = Socket::new(protocol).map_err(Error::Open)?;
+    socket.bind_auto().map_err(Error::Open)?;
+    socket.connect(&SocketAddr::new(0, 0)).map_err(Error::Open)?;
+    socket.set_cap_ack(true).map_err(Error::Open)?;
+    let bound = TimeVal::seconds(ANSWER_SECONDS);
+    setsockopt(&socket.as_fd(), sockopt::ReceiveTimeout, &bound)
+        .map_err(|errno| Error::Open(errno.into()))?;
+    Ok(socket)
+}
+
 impl Netlink {
     pub fn open() -> Result<Self, Error> {
-        let mut socket = Socket::new(NETLINK_ROUTE).map_err(Error::Open)?;
-        socket.bind_auto().map_err(Error::Open)?;
-        socket.connect(&SocketAddr::new(0, 0)).map_err(Error::Open)?;
-        socket.set_cap_ack(true).map_err(Error::Open)?;
-        let bound = TimeVal::seconds(ANSWER_SECONDS);
-        setsockopt(&socket.as_fd(), sockopt::ReceiveTimeout, &bound)
-            .map_err(|errno| Error::Open(errno.into()))?;
+        let socket = open(NETLINK_ROUTE)?;
         Ok(Netlink { socket, sequence: 0 })
     }
 
