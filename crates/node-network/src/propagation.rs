@@ -100,8 +100,8 @@ impl EndpointPropagation {
     }
 
     /// Returns when no Service offers this pod and every node's kernel has that, of the last time it was offered; at once if
-    /// none can have offered it. The caller bounds the wait.
-    pub async fn withdrawn(&self, pod: &core::Pod) {
+    /// none can have offered it. The result is whether one has offered it. The caller bounds the wait.
+    pub async fn withdrawn(&self, pod: &core::Pod) -> bool {
         let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
         let addresses = addresses(pod);
         let marked = marked_at(pod);
@@ -122,7 +122,7 @@ impl EndpointPropagation {
                 .await;
             // Having received the slice does not mean that the kernel has it.
             let Some(withdrawn) = self.catalog.withdrawn(&addresses) else {
-                return;
+                return false;
             };
             let in_kernel =
                 |reached: &SyncedRevisions| reached.slices.is_some_and(|slices| slices >= withdrawn);
@@ -132,7 +132,7 @@ impl EndpointPropagation {
             // A controller that had not seen the deletion yet may have offered it again meanwhile.
             let is_offered = self.catalog.read().offers(namespace, &addresses);
             if !is_offered && self.catalog.withdrawn(&addresses) == Some(withdrawn) {
-                return;
+                return true;
             }
         }
     }
@@ -350,11 +350,11 @@ mod tests {
             }
         }
 
-        fn wait(&self) -> tokio::task::JoinHandle<()> {
+        fn wait(&self) -> tokio::task::JoinHandle<bool> {
             self.wait_of(pod("other", "True", 0))
         }
 
-        fn wait_of(&self, pod: core::Pod) -> tokio::task::JoinHandle<()> {
+        fn wait_of(&self, pod: core::Pod) -> tokio::task::JoinHandle<bool> {
             let propagation = self.propagation.clone();
             tokio::spawn(async move { propagation.withdrawn(&pod).await })
         }
@@ -408,9 +408,12 @@ mod tests {
         settle().await;
         assert!(!wait.is_finished());
         cluster.api.update_as(summary(withdrawn, 2)).await.unwrap();
-        wait.await.unwrap();
+        assert!(wait.await.unwrap(), "a Service offered it");
         // What is offered no longer is not waited for.
-        cluster.wait().await.unwrap();
+        assert!(cluster.wait().await.unwrap(), "a Service offered it before");
+        let mut other = pod("none", "False", 0);
+        other.status = None;
+        assert!(!cluster.wait_of(other).await.unwrap(), "no Service offered it");
     }
 
     #[test]

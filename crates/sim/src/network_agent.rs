@@ -192,10 +192,8 @@ async fn program(mut parts: AgentConfig, catalog: Arc<Shared>, kernel: Arc<Signa
 
 #[async_trait]
 impl NodeNetwork for NetworkAgent {
-    async fn withdrawn(&self, pod: &core::Pod) {
-        if self.1 != Some(Mutation::TermWithoutBarrier) {
-            self.0.0.withdrawn(pod).await;
-        }
+    async fn withdrawn(&self, pod: &core::Pod) -> bool {
+        self.1 != Some(Mutation::TermWithoutBarrier) && self.0.0.withdrawn(pod).await
     }
 
     fn reports_endpoints(&self) -> bool {

@@ -249,6 +249,7 @@ impl<'a> Of<'a> {
             step("kubelet sees the deletion", delete.end, seen.begin),
         ];
         self.add(&mut steps, "endpoints", "await_endpoints", begin);
+        self.add(&mut steps, "accept queues", "read_accept_queues", begin);
         let stop = self
             .own("stop_container", begin)
             .ok_or(MissingSpan("container stop"))?;

@@ -466,10 +466,11 @@ pub async fn remove(config: &Config) -> Vec<String> {
 
 #[async_trait]
 impl NodeNetwork for RunningNetwork {
-    async fn withdrawn(&self, pod: &Pod) {
-        // Without knarr's proxy there is no propagation.
-        if let Some(propagation) = &self.propagation {
-            propagation.withdrawn(pod).await;
+    async fn withdrawn(&self, pod: &Pod) -> bool {
+        match &self.propagation {
+            Some(propagation) => propagation.withdrawn(pod).await,
+            // Without knarr's proxy there is no propagation.
+            None => false,
         }
     }
 

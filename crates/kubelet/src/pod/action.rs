@@ -60,6 +60,8 @@ pub enum Action {
     /// → `EndpointsDropped`, as soon as no endpoint that proxies send new connections to has the pod's address; there is no
     /// event if that does not happen within the barrier's time.
     AwaitEndpoints,
+    /// → `AcceptQueuesRead`: do connections wait to be accepted in this sandbox's network namespace?
+    ReadAcceptQueues { sandbox: SandboxId },
     /// The pod's termination history changed; it is written together with the next status.
     WriteTerminationHistory(String),
     /// The status changed; a newer one replaces those that are not written yet.

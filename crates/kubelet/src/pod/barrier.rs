@@ -1,9 +1,14 @@
 //! The endpoint barrier (SPEC B7): a terminating pod's processes get TERM only after the proxies have stopped sending
-//! new connections to the pod.
+//! new connections to the pod, and the pod's processes have accepted those that were sent before.
 //!
-//! The wait is bounded and part of the grace period: it leaves every process its two seconds after TERM, so no process
-//! exits later than without the barrier. preStop hooks do not wait. Nor do pods that were deleted without a grace period,
-//! or that have no address.
+//! A connection is established when its handshake is complete; until a process accepts it, it waits in the accept queue of
+//! the listening socket, and a process that closes that socket at TERM resets it. So the queues are read once no proxy sends
+//! new connections, and again until they are empty. They are not read for a pod that no Service offered, nor in the host's
+//! network, where other programs' sockets are; queues that cannot be read count as empty.
+//!
+//! The wait is bounded and part of the grace period, whatever the pod does with its queues: it leaves every process its two
+//! seconds after TERM, so no process exits later than without the barrier. preStop hooks do not wait. Nor do pods that were
+//! deleted without a grace period, or that have no address.
 
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use knarr_api::k8s_openapi;
@@ -12,13 +17,22 @@ use super::clock_jump::move_by;
 use super::{Action, Pod};
 use crate::grace::MINIMUM_SECONDS;
 
-/// The state of the barrier: TERM waits while it is closed.
+/// Between two reads of the accept queues: within the default limit of a second there are at most fifty, each of less than a
+/// millisecond.
+const READ_AGAIN_AFTER: SignedDuration = SignedDuration::from_millis(20);
+
+/// The state of the barrier: TERM waits unless it is open.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Barrier {
     #[default]
     Open,
-    Closed {
+    /// Proxies may send new connections to the pod.
+    Closed { until: Timestamp },
+    /// They do not any more, but connections may wait in the pod's accept queues.
+    Draining {
         until: Timestamp,
+        /// When the queues are read again; `None` while a read is in flight.
+        next_read: Option<Timestamp>,
     },
 }
 
@@ -30,8 +44,15 @@ fn longest(limit: SignedDuration, grace_seconds: i64) -> SignedDuration {
 
 impl Barrier {
     pub(super) fn clock_jumped(&mut self, by: SignedDuration) {
-        if let Barrier::Closed { until } = self {
-            move_by(until, by);
+        match self {
+            Barrier::Open => {}
+            Barrier::Closed { until } => move_by(until, by),
+            Barrier::Draining { until, next_read } => {
+                move_by(until, by);
+                if let Some(at) = next_read {
+                    move_by(at, by);
+                }
+            }
         }
     }
 }
@@ -61,34 +82,74 @@ impl Pod {
         let Some(termination) = &self.termination else {
             return;
         };
-        if let Barrier::Closed { until } = &mut self.barrier {
+        if let Barrier::Closed { until } | Barrier::Draining { until, .. } = &mut self.barrier {
             let wait = longest(self.node.endpoint_barrier, termination.grace_seconds());
             *until = (*until).min(termination.began() + wait);
         }
     }
 
-    /// Opens the barrier: no proxy sends new connections to the pod.
-    pub(super) fn endpoints_dropped(&mut self, now: Timestamp) {
-        if self.barrier != Barrier::Open {
+    /// No proxy sends new connections to the pod any more. The barrier opens if none did before.
+    pub(super) fn endpoints_dropped(&mut self, was_endpoint: bool, now: Timestamp) {
+        let Barrier::Closed { until } = self.barrier else {
+            return;
+        };
+        self.add_to_timeline(now, "EndpointsDropped", None, None);
+        if was_endpoint && now < until {
+            self.read_accept_queues(until);
+        } else {
             self.barrier = Barrier::Open;
-            self.add_to_timeline(now, "EndpointsDropped", None, None);
         }
     }
 
-    /// Whether TERM has to wait; if so, the timer is set to the end of the wait.
-    pub(super) fn barrier_holds(&mut self, now: Timestamp) -> bool {
-        match self.barrier {
-            Barrier::Open => false,
-            Barrier::Closed { until } if now >= until => {
-                self.barrier = Barrier::Open;
-                let detail = Some("waited long enough".into());
-                self.add_to_timeline(now, "EndpointsNotDropped", None, detail);
-                false
-            }
-            Barrier::Closed { until } => {
-                self.out.wake_at(until);
-                true
-            }
+    /// Opens the barrier if no connection waits to be accepted.
+    pub(super) fn accept_queues_read(&mut self, has_connections: bool, now: Timestamp) {
+        let Barrier::Draining { next_read, .. } = &mut self.barrier else {
+            return;
+        };
+        if has_connections {
+            *next_read = Some(now + READ_AGAIN_AFTER);
+        } else {
+            self.barrier = Barrier::Open;
         }
+    }
+
+    /// Requests a read of the accept queues, or opens the barrier if the pod has no network namespace of its own (any more).
+    fn read_accept_queues(&mut self, until: Timestamp) {
+        let is_own = !self.object.host_network();
+        self.barrier = match self.sandboxes.ready().filter(|_| is_own) {
+            Some(sandbox) => {
+                let sandbox = sandbox.clone();
+                self.out.push(Action::ReadAcceptQueues { sandbox });
+                Barrier::Draining {
+                    until,
+                    next_read: None,
+                }
+            }
+            None => Barrier::Open,
+        };
+    }
+
+    /// Whether TERM has to wait; if so, the timer is set to the end of the wait, or to the next read of the accept queues.
+    pub(super) fn barrier_holds(&mut self, now: Timestamp) -> bool {
+        let (until, next_read, unfinished) = match self.barrier {
+            Barrier::Open => return false,
+            Barrier::Closed { until } => (until, None, "EndpointsNotDropped"),
+            Barrier::Draining { until, next_read } => (until, next_read, "ConnectionsNotAccepted"),
+        };
+        if now >= until {
+            self.barrier = Barrier::Open;
+            self.add_to_timeline(now, unfinished, None, Some("waited long enough".into()));
+            return false;
+        }
+        match next_read {
+            Some(at) if at > now => self.out.wake_at(at),
+            Some(_) => self.read_accept_queues(until),
+            None => {}
+        }
+        if self.barrier == Barrier::Open {
+            return false;
+        }
+        self.out.wake_at(until);
+        true
     }
 }

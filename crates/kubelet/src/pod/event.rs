@@ -122,7 +122,15 @@ pub enum Event {
     /// Admission rejected the pod: its phase becomes Failed and nothing of it runs.
     Reject(Rejection),
     /// No proxy sends new connections to the pod.
-    EndpointsDropped,
+    EndpointsDropped {
+        /// A Service offered it before: proxies have sent connections to it.
+        was_endpoint: bool,
+    },
+    /// The accept queues of the listening TCP sockets in the pod's network namespace.
+    AcceptQueuesRead {
+        /// A connection waits in one of them; `false`, too, if they could not be read.
+        has_connections: bool,
+    },
     /// Whether the node admits the pod's resize.
     ResizeAdmitted(Result<(), Rejection>),
     /// The containers in `done` run with their allocated resources; without an error the pod's cgroup has its resources too.

@@ -325,7 +325,8 @@ impl Pod {
                 self.volumes.torn_down();
                 self.add_to_timeline(now, "VolumesFreed", None, None);
             }
-            Event::EndpointsDropped => self.endpoints_dropped(now),
+            Event::EndpointsDropped { was_endpoint } => self.endpoints_dropped(was_endpoint, now),
+            Event::AcceptQueuesRead { has_connections } => self.accept_queues_read(has_connections, now),
             Event::SandboxCreated { id, ips } => self.sandbox_created(id, ips, now),
             Event::SandboxFailed { message } => {
                 let message = format!("Failed to create pod sandbox: {message}");

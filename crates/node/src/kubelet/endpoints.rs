@@ -40,15 +40,15 @@ impl EndpointBarrier {
         }
     }
 
-    /// Waits until proxies have dropped the pod; whether they have.
-    pub async fn dropped(&self, pod: &core::Pod) -> bool {
+    /// Waits until proxies have dropped the pod, and returns whether a Service offered it before; `None` if they have not.
+    pub async fn dropped(&self, pod: &core::Pod) -> Option<bool> {
         let dropped = async {
             match &self.network {
                 Some(network) => network.withdrawn(pod).await,
                 None => self.slices.dropped(pod).await,
             }
         };
-        timeout(self.bound, dropped).await.is_ok()
+        timeout(self.bound, dropped).await.ok()
     }
 }
 
@@ -119,24 +119,25 @@ impl Endpoints {
         new
     }
 
-    /// Returns when no slice lists the pod any more; at once if none does. The caller bounds the wait.
-    async fn dropped(&self, pod: &core::Pod) {
+    /// Returns when no slice lists the pod any more; at once if none does. The result is whether one did. The caller bounds
+    /// the wait.
+    async fn dropped(&self, pod: &core::Pod) -> bool {
         let namespace = pod.metadata.namespace.as_deref().unwrap_or("");
         let followed = self.of(namespace);
         followed.slices.synced().await;
         let mut changed = followed.changed.clone();
-        let mut was_offered = false;
+        let (mut was_offered, mut was_ever_offered) = (false, false);
         loop {
             changed.mark_unchanged();
             if followed.offers(namespace, pod) {
-                was_offered = true;
+                (was_offered, was_ever_offered) = (true, true);
                 if changed.changed().await.is_err() {
-                    return;
+                    return was_ever_offered;
                 }
                 continue;
             }
             if !was_offered {
-                return;
+                return was_ever_offered;
             }
             // A controller that has not seen the deletion yet may list it again meanwhile.
             was_offered = false;
@@ -210,6 +211,10 @@ mod tests {
         sleep(PROXIES_NEED * 4).await;
         assert!(!wait.is_finished(), "it is offered again");
         api.update_as(slice(false)).await.unwrap();
-        wait.await.unwrap();
+        assert!(wait.await.unwrap(), "a slice offered it");
+        let other: core::Pod =
+            serde_json::from_value(json!({"metadata": {"namespace": "ns", "name": "q", "uid": "v"}}))
+                .unwrap();
+        assert!(!Endpoints::new(api).dropped(&other).await, "no slice offered it");
     }
 }

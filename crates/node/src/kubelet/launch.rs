@@ -153,6 +153,7 @@ impl Launcher {
         let id = self.runtime.run_sandbox(config, &handler).await?;
         self.runtime.set_owner(&id, inbox);
         let detail = self.runtime.sandbox(&id).await?;
+        self.runtime.note_network_namespace(&id, &detail);
         Ok((id, detail.sandbox.ips))
     }
 

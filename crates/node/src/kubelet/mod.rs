@@ -7,6 +7,7 @@
 //! Each part is a struct that has what it uses and its own locks. This module makes them ([`Parts`]) and runs their loops;
 //! the main loop is [`sync_loop`].
 
+mod accept_queues;
 mod admission;
 mod at_most_one;
 mod bound_pods;

@@ -10,9 +10,9 @@ use knarr_api::k8s_openapi;
 #[async_trait]
 pub trait NodeNetwork: Debug + Send + Sync + 'static {
     /// Returns when no service proxy of the cluster sends new connections to this pod (SPEC B7), which has the
-    /// resourceVersion at which its deletion became known; at once if no Service can have offered it. The caller bounds the
-    /// wait.
-    async fn withdrawn(&self, pod: &core::Pod);
+    /// resourceVersion at which its deletion became known; at once if no Service can have offered it. The result is whether
+    /// one has offered it. The caller bounds the wait.
+    async fn withdrawn(&self, pod: &core::Pod) -> bool;
 
     /// Whether [`NodeNetwork::withdrawn`] works: the service proxy is knarr's. Otherwise the kubelet watches
     /// EndpointSlices.

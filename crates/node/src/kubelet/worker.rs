@@ -374,10 +374,11 @@ impl PodWorker {
     ) -> Event {
         let pod = self.machine.object().clone();
         for sandbox in sandboxes.iter_mut().filter(|s| s.ready && first) {
+            self.own(&sandbox.id);
             if let Ok(detail) = self.context.runtime.sandbox(&sandbox.id).await {
+                self.context.runtime.note_network_namespace(&sandbox.id, &detail);
                 sandbox.ips = detail.sandbox.ips;
             }
-            self.own(&sandbox.id);
             self.sandbox_attempt = sandbox.attempt;
         }
         let mut removed = Vec::new();

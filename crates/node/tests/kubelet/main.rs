@@ -118,6 +118,10 @@ impl World {
             configuration,
             ..self.config()
         };
+        self.start(config, meter)
+    }
+
+    fn start(&self, config: Config, meter: Option<Arc<dyn Meter>>) -> (Kubelet, CancellationToken) {
         let cancel = CancellationToken::new();
         let ways = (
             self.api.clone() as _,

@@ -12,7 +12,7 @@ use crate::kubelet::inbox::Msg;
 use crate::kubelet::remove::remove_container;
 use crate::kubelet::retry::retry_until_done;
 use crate::kubelet::status::{Origin, Write};
-use crate::kubelet::{pull, resources};
+use crate::kubelet::{accept_queues, pull, resources};
 use crate::probe::{self, Target};
 use crate::volumes::VolumeError;
 
@@ -40,9 +40,18 @@ impl PodWorker {
             Action::AwaitEndpoints => {
                 let span = action_span!("await_endpoints", pod);
                 let work = async move {
-                    if context.endpoints.dropped(&pod).await {
-                        inbox.event(Event::EndpointsDropped);
+                    if let Some(was_endpoint) = context.endpoints.dropped(&pod).await {
+                        inbox.event(Event::EndpointsDropped { was_endpoint });
                     }
+                };
+                tokio::spawn(work.instrument(span));
+            }
+            Action::ReadAcceptQueues { sandbox } => {
+                let span = action_span!("read_accept_queues", pod);
+                let work = async move {
+                    let namespace = context.runtime.network_namespace(&sandbox);
+                    let has_connections = accept_queues::have_connections(namespace).await;
+                    inbox.event(Event::AcceptQueuesRead { has_connections });
                 };
                 tokio::spawn(work.instrument(span));
             }
