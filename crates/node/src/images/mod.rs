@@ -2,6 +2,7 @@
 //! pods. Everything else is pulled by the runtime.
 
 mod archive;
+mod elf;
 mod pause;
 mod wget;
 

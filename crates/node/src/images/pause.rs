@@ -3,10 +3,7 @@
 //! It holds a pod's namespaces open, and is process 1 where a pod shares its process namespace. Two system
 //! calls need no compiler and no C library, so the few instructions are written down here.
 
-/// Where the program is loaded; the traditional address of a static program.
-const LOAD_AT: u64 = 0x40_0000;
-/// ELF header and one program header.
-const HEADERS: usize = 64 + 56;
+use super::elf;
 
 /// rt_sigaction(SIGCHLD, {SIG_IGN}, NULL, 8), then pause() for ever. The struct sigaction follows the code.
 #[cfg(target_arch = "x86_64")]
@@ -21,8 +18,6 @@ const CODE: &[u8] = &[
     0x0f, 0x05, // syscall
     0xeb, 0xf7, // jmp again
 ];
-#[cfg(target_arch = "x86_64")]
-const MACHINE: u16 = 62;
 
 /// As on x86-64; pause is ppoll(NULL, 0, NULL, NULL) here.
 #[cfg(target_arch = "aarch64")]
@@ -40,42 +35,15 @@ const CODE: &[u8] = &[
     0x01, 0x00, 0x00, 0xd4, // svc #0
     0xfb, 0xff, 0xff, 0x17, // b again
 ];
-#[cfg(target_arch = "aarch64")]
-const MACHINE: u16 = 183;
 
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 const CODE: &[u8] = &[];
-#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
-const MACHINE: u16 = 0;
 
 /// The ELF program; `None` on architectures it is not written for.
 pub fn program() -> Option<Vec<u8>> {
-    if CODE.is_empty() {
-        return None;
-    }
     // struct sigaction of the kernel: handler (1 is SIG_IGN), flags, restorer, mask.
     let action = [1u64, 0, 0, 0].map(u64::to_le_bytes).concat();
-    let size = (HEADERS + CODE.len() + action.len()) as u64;
-    let mut elf = Vec::with_capacity(HEADERS + CODE.len() + action.len());
-    elf.extend(b"\x7fELF\x02\x01\x01\0\0\0\0\0\0\0\0\0");
-    elf.extend(2u16.to_le_bytes()); // ET_EXEC
-    elf.extend(MACHINE.to_le_bytes());
-    elf.extend(1u32.to_le_bytes()); // EV_CURRENT
-    elf.extend((LOAD_AT + HEADERS as u64).to_le_bytes()); // entry
-    elf.extend(64u64.to_le_bytes()); // program headers' offset
-    elf.extend(0u64.to_le_bytes()); // no sections
-    elf.extend(0u32.to_le_bytes()); // flags
-    for half in [64u16, 56, 1, 64, 0, 0] {
-        elf.extend(half.to_le_bytes());
-    }
-    elf.extend(1u32.to_le_bytes()); // PT_LOAD
-    elf.extend(5u32.to_le_bytes()); // readable, executable
-    for word in [0, LOAD_AT, LOAD_AT, size, size, 0x1000] {
-        elf.extend(word.to_le_bytes());
-    }
-    elf.extend(CODE);
-    elf.extend(action);
-    Some(elf)
+    elf::program(CODE, &action)
 }
 
 #[cfg(test)]
