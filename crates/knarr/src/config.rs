@@ -10,6 +10,7 @@ use knarr_api::feature_gates::FeatureGates;
 use knarr_api::k8s_openapi::jiff::SignedDuration;
 use knarr_control::node_lifecycle::Lifecycle;
 use knarr_control::scheduler_config::KubeSchedulerConfiguration;
+use knarr_node::containerd::OciRuntimeChoice;
 use knarr_node::kubelet::configuration::KubeletConfiguration;
 use knarr_node::kubelet::{SelfFencing, TerminationResume};
 
@@ -78,8 +79,7 @@ pub struct Config {
     pub kubelet_listen: Option<SocketAddr>,
     pub containerd: PathBuf,
     pub shim: ShimChoice,
-    /// The program of the OCI runtime.
-    pub oci_runtime: String,
+    pub oci_runtime: OciRuntimeChoice,
     pub cni_bin_dir: PathBuf,
     /// `None`: knarr's own.
     pub sandbox_image: Option<String>,
@@ -208,11 +208,12 @@ impl Config {
                 "ociRuntime",
                 "--oci-runtime",
                 &flags.oci_runtime,
-                "runc",
+                "auto",
                 |s| match s {
-                    "runc" | "crun" => Ok(s.to_string()),
-                    path if path.starts_with('/') => Ok(path.to_string()),
-                    _ => Err(ValueError::expected("runc, crun or an absolute path")),
+                    "auto" => Ok(OciRuntimeChoice::Auto),
+                    "runc" | "crun" => Ok(OciRuntimeChoice::Program(s.to_string())),
+                    path if path.starts_with('/') => Ok(OciRuntimeChoice::Program(path.to_string())),
+                    _ => Err(ValueError::expected("auto, runc, crun or an absolute path")),
                 },
             ),
             sandbox_image: reader.get("sandboxImage", "--sandbox-image", &flags.sandbox_image, "", |s| {
@@ -398,6 +399,26 @@ mod tests {
         let error = parse("shim: go\n").unwrap_err().to_string();
         assert!(
             error.contains("k.yaml: shim: \"go\": expected auto, rust or runc-v2"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn the_oci_runtime_is_chosen_by_the_host_unless_it_is_set() {
+        let parse = |file: &str| Config::parse(&flags(), file);
+        let set = |program: &str| OciRuntimeChoice::Program(program.into());
+        for (file, runtime) in [
+            ("", OciRuntimeChoice::Auto),
+            ("ociRuntime: auto\n", OciRuntimeChoice::Auto),
+            ("ociRuntime: runc\n", set("runc")),
+            ("ociRuntime: crun\n", set("crun")),
+            ("ociRuntime: /opt/youki\n", set("/opt/youki")),
+        ] {
+            assert_eq!(parse(file).unwrap().oci_runtime, runtime, "{file:?}");
+        }
+        let error = parse("ociRuntime: youki\n").unwrap_err().to_string();
+        assert!(
+            error.contains("k.yaml: ociRuntime: \"youki\": expected auto, runc, crun or an absolute path"),
             "{error}"
         );
     }

@@ -39,7 +39,9 @@ pub async fn run(config: Config, args: DownArgs) -> Result<(), Failure> {
     let _held = DataDir::lock(&config.data_dir)?;
     let mut faults = Vec::new();
     let program = node_config::pod_program().await;
-    let containerd = node_config::containerd_config(&config, &program);
+    // No container is created any more.
+    let oci_runtime = config.oci_runtime.untried_program();
+    let containerd = node_config::containerd_config(&config, &program, oci_runtime);
     if containerd.file().exists() {
         let cancel = CancellationToken::new();
         let failed =

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 
-use knarr_node::containerd::{ContainerdConfig, ContainerdError, Shim};
+use knarr_node::containerd::{ContainerdConfig, ContainerdError, Shim, TrialSettings};
 use knarr_node::images;
 use knarr_node::kubelet::configuration::CgroupDriver;
 use tokio::process::Command;
@@ -17,8 +17,9 @@ use crate::config::{Config, Part, ShimChoice};
 /// How long the small program may take to print its version.
 const VERSION_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The configuration of the containerd of this data directory. `shim` is the [program](pod_program) of knarr's shim.
-pub fn containerd_config(config: &Config, shim: &Path) -> ContainerdConfig {
+/// The configuration of the containerd of this data directory. `shim` is the [program](pod_program) of knarr's shim, `oci_runtime`
+/// that of the OCI runtime of new containers.
+pub fn containerd_config(config: &Config, shim: &Path, oci_runtime: String) -> ContainerdConfig {
     ContainerdConfig {
         program: config.containerd.clone(),
         root: config.data_dir.join("containerd"),
@@ -34,8 +35,20 @@ pub fn containerd_config(config: &Config, shim: &Path) -> ContainerdConfig {
                 program: shim.to_path_buf(),
             },
         },
-        oci_runtime: config.oci_runtime.clone(),
+        oci_runtime,
     }
+}
+
+/// The program of the OCI runtime of new containers. crun is tried in the directory of containerd, which only root can enter.
+pub async fn oci_runtime(config: &Config) -> String {
+    let search_path = std::env::var_os("PATH").unwrap_or_default();
+    let directory = config.data_dir.join("containerd");
+    let settings = TrialSettings {
+        search_path: &search_path,
+        directory: &directory,
+        driver: config.kubelet.cgroup_driver,
+    };
+    config.oci_runtime.program(settings).await
 }
 
 /// The directory of the CNI plugins.

@@ -24,7 +24,7 @@ use tokio_util::sync::CancellationToken;
 use super::cluster::cluster_domain;
 use super::kubelet_port::KubeletPort;
 use super::node_config::{
-    containerd_config, own_shim, pod_program, refresh_shim, resolv_conf, sandbox_image,
+    containerd_config, oci_runtime, own_shim, pod_program, refresh_shim, resolv_conf, sandbox_image,
 };
 use super::{Failure, git_version};
 use super::{client_ca, descriptors, join, network, node_address};
@@ -84,13 +84,14 @@ impl PreparedNode {
             &config.data_dir,
             &["cni", "containerd", "containers", "kubelet", "logs", "pki", "run"],
         )?;
-        let program = pod_program().await;
+        // Both run programs; neither waits for the other.
+        let (program, oci_runtime) = tokio::join!(pod_program(), oci_runtime(config));
         if config.shim == ShimChoice::Auto
             && let Err(error) = own_shim(&program)
         {
             tracing::warn!(%error, "new pods get containerd's shim, because this host cannot run knarr's");
         }
-        let containerd = containerd_config(config, &program);
+        let containerd = containerd_config(config, &program, oci_runtime);
         let failed = |e| Failure::new("cannot start containerd").because(e);
         refresh_shim(&containerd, &program).map_err(failed)?;
         let running = Containerd::start(containerd, cancel.clone())

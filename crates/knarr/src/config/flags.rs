@@ -147,7 +147,8 @@ pub struct Flags {
     /// host can run it, else containerd's) [default: auto].
     #[arg(long, env = "KNARR_SHIM", value_name = "SHIM", global = true, help_heading = heading::NODE)]
     pub shim: Option<String>,
-    /// OCI runtime of new containers: `runc`, `crun`, or the path of a program with runc's command line [default: runc].
+    /// OCI runtime of new containers: `runc`, `crun`, the path of a program with runc's command line, or `auto` (crun where it is
+    /// installed and a container runs with it when the node starts, else runc) [default: auto].
     #[arg(long, env = "KNARR_OCI_RUNTIME", value_name = "PROGRAM", global = true, help_heading = heading::NODE)]
     pub oci_runtime: Option<String>,
     /// Sandbox (pause) image [default: one that knarr builds].

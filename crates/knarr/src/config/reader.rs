@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use knarr_api::feature_gates::FeatureGates;
 use knarr_api::k8s_openapi::api::core::v1::Taint;
 use knarr_api::k8s_openapi::jiff::SignedDuration;
+use knarr_node::containerd::OciRuntimeChoice;
 use knarr_node::kubelet::{SelfFencing, TerminationResume};
 use serde_json::Value;
 
@@ -159,6 +160,7 @@ fallback! {
     u8 => 0,
     StoreEngine => StoreEngine::Memory,
     ShimChoice => ShimChoice::Auto,
+    OciRuntimeChoice => OciRuntimeChoice::Auto,
     i64 => 0,
     f64 => 0.0,
     usize => 0,

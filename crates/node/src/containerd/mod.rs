@@ -7,6 +7,7 @@
 
 mod config;
 mod netns;
+mod oci_runtime;
 mod process;
 mod shim;
 mod shims;
@@ -26,6 +27,7 @@ use crate::runtime::cri::Cri;
 use crate::runtime::{Runtime, RuntimeError};
 
 pub use config::{ContainerdConfig, can_lower_oom_score};
+pub use oci_runtime::{OciRuntimeChoice, TrialSettings};
 pub use shim::Shim;
 
 /// How long a start may take until the socket accepts connections.

@@ -4,6 +4,7 @@
 //! before it recorded any, and process ids are reused. It is held by a pidfd, so that signals and waits reach the
 //! process that was examined.
 
+use std::ffi::OsStr;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
@@ -144,8 +145,12 @@ fn on_path(program: &Path) -> Option<PathBuf> {
     if program.components().count() > 1 {
         return Some(program.to_path_buf());
     }
-    let path = std::env::var_os("PATH")?;
-    std::env::split_paths(&path)
+    find_in(&std::env::var_os("PATH")?, program)
+}
+
+/// The first file of this name in the directories of a search path, such as PATH.
+pub(super) fn find_in(search_path: &OsStr, program: &Path) -> Option<PathBuf> {
+    std::env::split_paths(search_path)
         .map(|dir| dir.join(program))
         .find(|file| crate::host_fs::is_file(file))
 }

@@ -3,6 +3,7 @@
 
 mod archive;
 mod elf;
+pub(crate) mod exit;
 mod pause;
 mod wget;
 

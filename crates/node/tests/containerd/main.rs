@@ -16,6 +16,7 @@ mod devices;
 mod huge_pages;
 mod machine;
 mod measured;
+mod oci_runtime;
 mod pinned;
 mod probed;
 mod resized;
