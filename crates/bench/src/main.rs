@@ -6,6 +6,7 @@ mod cluster;
 mod compare;
 mod container_runtime;
 mod controllers;
+mod interruption;
 mod memory;
 mod network;
 mod node;
@@ -95,10 +96,18 @@ static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
 #[tokio::main]
 async fn main() -> ExitCode {
-    match run(Cli::parse()).await {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(e) => {
+    let ended = interruption::unless_interrupted(run(Cli::parse()), |interrupted| {
+        std::process::exit(interrupted.code().into())
+    });
+    match ended.await {
+        Ok(Ok(Ok(()))) => ExitCode::SUCCESS,
+        Ok(Ok(Err(e))) => {
             eprintln!("bench: {e}");
+            ExitCode::FAILURE
+        }
+        Ok(Err(interrupted)) => ExitCode::from(interrupted.code()),
+        Err(e) => {
+            eprintln!("bench: cannot install a signal handler: {e}");
             ExitCode::FAILURE
         }
     }

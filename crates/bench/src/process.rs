@@ -1,6 +1,7 @@
 //! A separate knarr for a benchmark: the release build next to this program, stopped by process id.
 
 use std::net::SocketAddr;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
@@ -10,6 +11,7 @@ use tokio::net::TcpStream;
 use tokio::time::Instant;
 
 use crate::container_runtime::ContainerRuntime;
+use crate::interruption::Started;
 
 /// How long each step may take before a benchmark fails.
 pub const LIMIT: Duration = Duration::from_secs(120);
@@ -18,6 +20,9 @@ pub type Result<T, E = Box<dyn std::error::Error>> = std::result::Result<T, E>;
 
 /// How often spans are exported, in milliseconds: a traced pod waits for its last ones. The exporter's own default is 5 s.
 const EXPORT_PERIOD_MILLIS: &str = "100";
+
+/// A new process group: a Ctrl-C at the terminal is the benchmark's to handle.
+const OWN_GROUP: i32 = 0;
 
 /// What a benchmark's knarr is started with.
 #[derive(Clone, Debug, Default)]
@@ -35,6 +40,8 @@ pub struct Knarr {
     args: Vec<String>,
     knarr: PathBuf,
     port: u16,
+    /// The last one that is dropped.
+    _started: Started,
 }
 
 impl Knarr {
@@ -57,6 +64,7 @@ impl Knarr {
 
     /// `role`: the subcommand, and what only it takes.
     fn start_as(mut role: Vec<String>, setup: &Setup) -> Result<Knarr> {
+        let started = Started::begin();
         let knarr = std::env::current_exe()?.with_file_name("knarr");
         let dir = tempfile::Builder::new()
             .prefix("knarr-bench-")
@@ -99,6 +107,7 @@ impl Knarr {
             .args(&role)
             .args(&args)
             .env("OTEL_BSP_SCHEDULE_DELAY", EXPORT_PERIOD_MILLIS)
+            .process_group(OWN_GROUP)
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(log)
@@ -110,6 +119,7 @@ impl Knarr {
             args,
             knarr,
             port,
+            _started: started,
         })
     }
 
@@ -137,6 +147,7 @@ impl Knarr {
         self.child = Command::new(&self.knarr)
             .args(&self.role)
             .args(&self.args)
+            .process_group(OWN_GROUP)
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(log)
@@ -211,6 +222,7 @@ impl Drop for Knarr {
             .arg("down")
             .args(&self.args)
             .arg("--wipe")
+            .process_group(OWN_GROUP)
             .output();
         if !down.is_ok_and(|out| out.status.success()) {
             eprintln!("the benchmark's cluster did not stop cleanly");

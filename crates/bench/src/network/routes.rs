@@ -21,6 +21,7 @@ use tokio::time::{sleep, timeout};
 
 use super::workload::ip;
 use crate::calibration::Basis;
+use crate::interruption::Started;
 use crate::process::Result;
 use crate::report::{Report, Target};
 use crate::scheduler::cluster::{create, server_with};
@@ -37,11 +38,18 @@ const SECONDS: &str = "3";
 const LIMIT: Duration = Duration::from_secs(20);
 
 /// The namespaces, deleted in the end.
-struct Namespaces(String);
+struct Namespaces {
+    prefix: String,
+    /// The last one that is dropped.
+    _started: Started,
+}
 
 impl Namespaces {
     fn build() -> Result<Namespaces> {
-        let names = Namespaces(format!("kbench{}", std::process::id()));
+        let names = Namespaces {
+            prefix: format!("kbench{}", std::process::id()),
+            _started: Started::begin(),
+        };
         let router = names.of("r");
         for name in ["a", "b", "c", "r"] {
             ip(&format!("netns add {}", names.of(name)))?;
@@ -70,7 +78,7 @@ impl Namespaces {
     }
 
     fn of(&self, name: &str) -> String {
-        format!("{}{name}", self.0)
+        format!("{}{name}", self.prefix)
     }
 }
 
