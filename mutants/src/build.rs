@@ -3,14 +3,16 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 
 use serde_json::Value;
 use syn::spanned::Spanned;
 use syn::visit::{self, Visit};
 
+use crate::child::Child;
 use crate::listing::Mutant;
 use crate::schemata;
+use crate::sources::{Sources, write_changed};
 
 /// How often the build is repeated without the mutants that did not compile. rustc reports type errors before borrow errors.
 const ATTEMPTS: usize = 12;
@@ -31,8 +33,10 @@ pub struct TestProgram {
 }
 
 pub struct Builder<'a> {
-    pub tree: &'a Path,
+    pub sources: &'a Sources,
     pub copy: PathBuf,
+    /// Cargo's target directory: not that of the tree, which it would lock.
+    pub target: PathBuf,
     pub mutants: &'a [Mutant],
     /// Mutants that did not compile in an earlier run.
     pub unviable: BTreeSet<u32>,
@@ -44,7 +48,8 @@ impl Builder<'_> {
     /// # Errors
     /// The tree cannot be copied, or does not compile even without mutants.
     pub fn build(&self) -> Result<Built, String> {
-        self.copy_tree()?;
+        let changed = self.mutants.iter().map(|mutant| mutant.file.as_str()).collect();
+        self.sources.copy(&self.copy, &changed)?;
         let mut unviable = self.unviable.clone();
         for _ in 0..ATTEMPTS {
             let placed = self.write(&unviable)?;
@@ -70,23 +75,6 @@ impl Builder<'_> {
         Err(format!("still not compiling after {ATTEMPTS} attempts"))
     }
 
-    fn copy_tree(&self) -> Result<(), String> {
-        let output = Command::new("git")
-            .current_dir(self.tree)
-            .args(["ls-files", "-co", "--exclude-standard"])
-            .output()
-            .map_err(|error| format!("git ls-files: {error}"))?;
-        for file in String::from_utf8_lossy(&output.stdout).lines() {
-            let Ok(bytes) = fs::read(self.tree.join(file)) else {
-                continue;
-            };
-            if !self.mutants.iter().any(|mutant| mutant.file == file) {
-                write_changed(&self.copy.join(file), &bytes)?;
-            }
-        }
-        Ok(())
-    }
-
     /// Writes all files with mutants, without the unviable ones.
     fn write(&self, unviable: &BTreeSet<u32>) -> Result<BTreeSet<u32>, String> {
         let mut files: BTreeMap<&str, Vec<&Mutant>> = BTreeMap::new();
@@ -96,14 +84,13 @@ impl Builder<'_> {
             if let Some((directory, _)) = root {
                 // The switch is defined in the crate's root, whether or not the root has mutants.
                 let root = format!("{directory}/src/lib.rs");
-                let text =
-                    fs::read_to_string(self.tree.join(&root)).map_err(|error| format!("{root}: {error}"))?;
+                let text = self.sources.text(&root)?;
                 let mutants: Vec<&Mutant> = self
                     .mutants
                     .iter()
                     .filter(|m| m.file == root && !unviable.contains(&m.id))
                     .collect();
-                let written = schemata::write(&text, &mutants).map_err(|error| format!("{root}: {error}"))?;
+                let written = schemata::write(text, &mutants).map_err(|error| format!("{root}: {error}"))?;
                 let text = format!(
                     "#![allow(warnings, clippy::all, arithmetic_overflow, unconditional_panic)]\n{}{}",
                     written.text,
@@ -120,9 +107,8 @@ impl Builder<'_> {
             }
         }
         for (file, mutants) in files {
-            let text =
-                fs::read_to_string(self.tree.join(file)).map_err(|error| format!("{file}: {error}"))?;
-            let written = schemata::write(&text, &mutants).map_err(|error| format!("{file}: {error}"))?;
+            let text = self.sources.text(file)?;
+            let written = schemata::write(text, &mutants).map_err(|error| format!("{file}: {error}"))?;
             placed.extend(written.placed);
             if !file.ends_with("/src/lib.rs") {
                 write_changed(&self.copy.join(file), written.text.as_bytes())?;
@@ -137,7 +123,7 @@ impl Builder<'_> {
         command
             .current_dir(&self.copy)
             .args(["test", "--locked", "--no-run", "--message-format=json"]);
-        command.env("CARGO_TARGET_DIR", self.tree.join("target"));
+        command.env("CARGO_TARGET_DIR", &self.target);
         command.arg("--lib");
         if self.integration {
             command.args(["--test", "*"]);
@@ -145,13 +131,10 @@ impl Builder<'_> {
         for package in self.packages {
             command.args(["-p", package]);
         }
-        let output = command
-            .stderr(Stdio::inherit())
-            .output()
-            .map_err(|error| format!("cargo test: {error}"))?;
+        let (status, output) = Child::spawn(&mut command)?.output()?;
         let (mut errors, mut tests) = (Vec::new(), Vec::new());
-        for line in output.stdout.split(|byte| *byte == b'\n') {
-            let Ok(message) = serde_json::from_slice::<Value>(line) else {
+        for line in output.lines() {
+            let Ok(message) = serde_json::from_str::<Value>(line) else {
                 continue;
             };
             if message["reason"] == "compiler-message" && message["message"]["level"] == "error" {
@@ -183,7 +166,7 @@ impl Builder<'_> {
                 });
             }
         }
-        if errors.is_empty() && !output.status.success() {
+        if errors.is_empty() && !status.success() {
             return Err("cargo test --no-run failed without a compiler error".to_owned());
         }
         Ok((errors, tests))
@@ -215,16 +198,6 @@ impl Builder<'_> {
         }
         Ok(rejected)
     }
-}
-
-fn write_changed(path: &Path, bytes: &[u8]) -> Result<(), String> {
-    if fs::read(path).is_ok_and(|old| old == bytes) {
-        return Ok(());
-    }
-    let parent = path.parent().unwrap_or(Path::new("/"));
-    fs::create_dir_all(parent)
-        .and_then(|()| fs::write(path, bytes))
-        .map_err(|error| format!("{}: {error}", path.display()))
 }
 
 struct CompileError {

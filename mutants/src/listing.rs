@@ -40,6 +40,22 @@ pub struct Mutant {
     pub span: Span,
 }
 
+#[cfg(test)]
+impl Mutant {
+    pub fn example(id: u32) -> Self {
+        let start = Position { line: 1, column: 1 };
+        Self {
+            id,
+            package: "knarr-example".to_owned(),
+            file: "crates/example/src/lib.rs".to_owned(),
+            name: format!("mutant {id}"),
+            genre: Genre::FnValue,
+            replacement: String::new(),
+            span: Span { start },
+        }
+    }
+}
+
 /// Lists the mutants of the packages, in the order of their files, without those that `.cargo/mutants.toml` excludes.
 ///
 /// # Errors
@@ -59,8 +75,9 @@ pub fn list(tree: &Path, packages: &[String]) -> Result<Vec<Mutant>, String> {
             String::from_utf8_lossy(&output.stderr)
         ));
     }
-    let mut mutants: Vec<Mutant> = serde_json::from_slice(&output.stdout)
-        .map_err(|error| format!("cargo mutants --list --json: expected the format of version 27.1: {error}"))?;
+    let mut mutants: Vec<Mutant> = serde_json::from_slice(&output.stdout).map_err(|error| {
+        format!("cargo mutants --list --json: expected the format of version 27.1: {error}")
+    })?;
     for (id, mutant) in mutants.iter_mut().enumerate() {
         mutant.id = u32::try_from(id).map_err(|_| "more than 2^32 mutants")?;
     }

@@ -6,34 +6,45 @@
 //! conditions with `let`) are listed as "unplaced"; `cargo mutants` itself can run them.
 
 mod build;
+mod child;
+mod jobs;
 mod listing;
+mod outcomes;
 mod run;
 mod schemata;
+mod sources;
 
 use std::collections::BTreeMap;
-use std::fs::{self, File};
-use std::io::{BufWriter, Write};
+use std::fs;
+use std::num::NonZeroUsize;
 use std::path::Path;
 use std::process::ExitCode;
 
 use listing::Mutant;
+use outcomes::{Outcomes, Run};
 use run::Outcome;
+use sources::Sources;
 
 const HELP: &str = "\
-usage: mutants [--integration] [--only TEXT]... [--resume] [--list] PACKAGE...
+usage: mutants [--integration] [--only TEXT]... [--resume] [--jobs N] [--list] PACKAGE...
 
   --integration  run the packages' integration tests, too, not only those of the library
   --only TEXT    only mutants whose name (crates/…/file.rs:line:column: replace … in function) contains TEXT
-  --resume       run only mutants that are new or survived the last run
+  --resume       keep what earlier runs found: run only mutants that are new, or survived with other sources or other tests
+  --jobs N       run the tests of N mutants at the same time (default: the number of CPUs); each may use 6 GiB of memory
   --list         run nothing; print the number of mutants of each file
 
-The outcomes are written to target/mutants/outcomes.jsonl, the names of the survivors to target/mutants/survivors.txt.";
+Each outcome is appended to target/mutants/outcomes.jsonl when it is found; the names of the survivors are written to
+target/mutants/survivors.txt at the end. SIGINT, SIGTERM and SIGHUP end the run: the table of what is known is printed.
+--resume continues such a run, and one that was killed: if no file was changed, the survivors are kept, too.";
 
 #[derive(Default)]
 struct Arguments {
     integration: bool,
     resume: bool,
     list: bool,
+    /// None: the number of CPUs.
+    jobs: Option<NonZeroUsize>,
     only: Vec<String>,
     packages: Vec<String>,
 }
@@ -47,6 +58,13 @@ fn main() -> ExitCode {
             "--resume" => arguments.resume = true,
             "--list" => arguments.list = true,
             "--only" => arguments.only.extend(given.next()),
+            "--jobs" => {
+                arguments.jobs = given.next().and_then(|number| number.parse().ok());
+                if arguments.jobs.is_none() {
+                    eprintln!("--jobs: expected a number that is at least 1");
+                    return ExitCode::from(2);
+                }
+            }
             "--help" | "-h" => {
                 println!("{HELP}");
                 return ExitCode::SUCCESS;
@@ -66,9 +84,9 @@ fn main() -> ExitCode {
 
 /// Runs the mutants; true if none survived.
 fn mutants(arguments: &Arguments) -> Result<bool, String> {
+    child::handle_signals()?;
     let tree = std::env::current_dir().map_err(|error| format!("current directory: {error}"))?;
-    let mutants = listing::list(&tree, &arguments.packages)?;
-    let chosen: Vec<Mutant> = mutants
+    let chosen: Vec<Mutant> = listing::list(&tree, &arguments.packages)?
         .into_iter()
         .filter(|mutant| {
             arguments.only.is_empty() || arguments.only.iter().any(|text| mutant.name.contains(text))
@@ -76,111 +94,98 @@ fn mutants(arguments: &Arguments) -> Result<bool, String> {
         .collect();
     let scratch = tree.join("target/mutants");
     fs::create_dir_all(&scratch).map_err(|error| format!("{}: {error}", scratch.display()))?;
-    let path = scratch.join("outcomes.jsonl");
-    let mut earlier = read_outcomes(&path);
-    let mut outcomes: BTreeMap<u32, Outcome> = BTreeMap::new();
-    if arguments.resume {
-        for mutant in &chosen {
-            let outcome = earlier.get(&mutant.name);
-            let outcome = outcome.filter(|o| !matches!(o, Outcome::Missed(_) | Outcome::Uncovered));
-            outcomes.extend(outcome.map(|outcome| (mutant.id, outcome.clone())));
-        }
-    }
+    let sources = Sources::read(&tree)?;
+    let run = Run {
+        sources: sources.digest(),
+        integration: arguments.integration,
+    };
+    let mut outcomes = Outcomes::read(scratch.join("outcomes.jsonl"), run, arguments.resume);
     if !arguments.list {
-        let unviable = outcomes
+        outcomes.rewrite()?;
+        let found = find_outcomes(arguments, &chosen, &sources, &scratch, &mut outcomes);
+        if !child::interrupted() {
+            found?;
+        }
+        outcomes.rewrite()?;
+    }
+    let none_survived = report(&chosen, &outcomes, &scratch.join("survivors.txt"));
+    if child::interrupted() {
+        let missing = chosen
             .iter()
-            .filter(|(_, outcome)| **outcome == Outcome::Unviable);
-        let builder = build::Builder {
-            tree: &tree,
-            copy: scratch.join("tree"),
-            mutants: &chosen,
-            unviable: unviable.map(|(id, _)| *id).collect(),
-            packages: &arguments.packages,
-            integration: arguments.integration,
-        };
-        let built = builder.build()?;
-        eprintln!(
-            "{} mutants in {} test programs",
-            built.placed.len(),
-            built.tests.len()
-        );
-        for mutant in &chosen {
-            if built.unviable.contains(&mutant.id) {
-                outcomes.insert(mutant.id, Outcome::Unviable);
-            } else if !built.placed.contains(&mutant.id) {
-                outcomes.insert(mutant.id, Outcome::Unplaced);
-            }
-        }
-        for program in &built.tests {
-            run_all(program, &chosen, &mut outcomes, &scratch)?;
-            for mutant in &chosen {
-                let outcome = outcomes.get(&mutant.id);
-                earlier.extend(outcome.map(|outcome| (mutant.name.clone(), outcome.clone())));
-            }
-            write_outcomes(&path, &earlier)?;
-        }
+            .filter(|mutant| outcomes.get(&mutant.name).is_none());
+        return Err(format!(
+            "interrupted: {} mutants have no outcome; continue with --resume",
+            missing.count()
+        ));
     }
-    Ok(report(&chosen, &outcomes, &scratch.join("survivors.txt")))
+    Ok(none_survived)
 }
 
-/// Runs the mutants of the program's package that no test has caught yet.
-fn run_all(
-    program: &build::TestProgram,
-    mutants: &[Mutant],
-    outcomes: &mut BTreeMap<u32, Outcome>,
+/// Builds the mutants, and runs those whose outcome is not known.
+fn find_outcomes(
+    arguments: &Arguments,
+    chosen: &[Mutant],
+    sources: &Sources,
     scratch: &Path,
+    outcomes: &mut Outcomes,
 ) -> Result<(), String> {
-    let of_package: Vec<&Mutant> = mutants
+    let unviable = chosen
         .iter()
-        .filter(|mutant| mutant.package == program.package)
-        .collect();
-    if of_package.is_empty() {
-        return Ok(());
-    }
-    let coverage = run::record(program, scratch)?;
-    for (number, mutant) in of_package.iter().enumerate() {
-        if number % 500 == 0 {
-            eprintln!("{}: {number} of {}", program.package, of_package.len());
-        }
-        let before = outcomes.get(&mutant.id);
-        if !matches!(before, None | Some(Outcome::Missed(_) | Outcome::Uncovered)) {
+        .filter(|mutant| outcomes.get(&mutant.name) == Some(&Outcome::Unviable));
+    let builder = build::Builder {
+        sources,
+        copy: scratch.join("tree"),
+        target: scratch.join("build"),
+        mutants: chosen,
+        unviable: unviable.map(|mutant| mutant.id).collect(),
+        packages: &arguments.packages,
+        integration: arguments.integration,
+    };
+    let built = builder.build()?;
+    eprintln!(
+        "{} mutants in {} test programs",
+        built.placed.len(),
+        built.tests.len()
+    );
+    for mutant in chosen {
+        let outcome = if built.unviable.contains(&mutant.id) {
+            Outcome::Unviable
+        } else if !built.placed.contains(&mutant.id) {
+            Outcome::Unplaced
+        } else {
             continue;
-        }
-        let now = run::run(program, &coverage, mutant.id)?;
-        // A program whose tests do not reach the mutant does not change an earlier outcome.
-        if before.is_none() || now != Outcome::Uncovered {
-            outcomes.insert(mutant.id, now);
+        };
+        if outcomes.get(&mutant.name) != Some(&outcome) {
+            outcomes.append(&mutant.name, outcome)?;
         }
     }
-    Ok(())
-}
-
-/// The outcomes of earlier runs, by the mutants' names. Lines that cannot be read are skipped, and their mutants run again.
-fn read_outcomes(path: &Path) -> BTreeMap<String, Outcome> {
-    let text = fs::read_to_string(path).unwrap_or_default();
-    text.lines()
-        .filter_map(|line| serde_json::from_str(line).ok())
-        .collect()
-}
-
-fn write_outcomes(path: &Path, outcomes: &BTreeMap<String, Outcome>) -> Result<(), String> {
-    let failed = |error: std::io::Error| format!("{}: {error}", path.display());
-    let mut file = BufWriter::new(File::create(path).map_err(failed)?);
-    for entry in outcomes {
-        let line = serde_json::to_string(&entry).map_err(|error| error.to_string())?;
-        writeln!(file, "{line}").map_err(failed)?;
+    let to_run: Vec<&Mutant> = chosen
+        .iter()
+        .filter(|mutant| outcomes.get(&mutant.name).is_none())
+        .collect();
+    let mut programs = Vec::new();
+    for program in built.tests {
+        if to_run.iter().any(|mutant| mutant.package == program.package) {
+            programs.push(run::record(program, scratch)?);
+        }
     }
-    file.flush().map_err(failed)
+    let jobs = match arguments.jobs {
+        Some(jobs) => jobs,
+        None => std::thread::available_parallelism().map_err(|error| format!("number of CPUs: {error}"))?,
+    };
+    jobs::run_all(&to_run, &programs, jobs, |mutant, outcome| {
+        outcomes.append(&mutant.name, outcome)
+    })
 }
 
 /// Prints the table of files and writes the survivors' names into the file; true if none survived.
-fn report(mutants: &[Mutant], outcomes: &BTreeMap<u32, Outcome>, path: &Path) -> bool {
+fn report(mutants: &[Mutant], outcomes: &Outcomes, path: &Path) -> bool {
     let mut files: BTreeMap<&str, [usize; 6]> = BTreeMap::new();
     let mut survivors = String::new();
     for mutant in mutants {
         let counts = files.entry(&mutant.file).or_default();
         counts[0] += 1;
-        match outcomes.get(&mutant.id) {
+        match outcomes.get(&mutant.name) {
             Some(Outcome::Caught(_)) => counts[1] += 1,
             Some(Outcome::Timeout) => counts[2] += 1,
             Some(Outcome::Unviable) => counts[3] += 1,
@@ -218,4 +223,12 @@ fn report(mutants: &[Mutant], outcomes: &BTreeMap<u32, Outcome>, path: &Path) ->
 fn print_row(name: &str, counts: &[usize; 6]) {
     let [mutants, caught, timeout, unviable, unplaced, survived] = counts;
     println!("{name:<64}{mutants:>8}{caught:>8}{timeout:>8}{unviable:>9}{unplaced:>9}{survived:>9}");
+}
+
+/// An empty directory for a test.
+#[cfg(test)]
+fn temporary_directory(name: &str) -> std::path::PathBuf {
+    let directory = std::env::temp_dir().join(format!("knarr-mutants-{}-{name}", std::process::id()));
+    fs::create_dir_all(&directory).unwrap();
+    directory
 }
