@@ -7,30 +7,21 @@ use std::time::Duration;
 
 use k8s_openapi::api::apps::v1::{Deployment, ReplicaSet};
 use k8s_openapi::api::core::v1::{Namespace, Service, ServiceAccount};
-use k8s_openapi::jiff::Timestamp;
 use knarr_api::k8s_openapi;
 use knarr_api::registry;
 use knarr_client::fake::FakeApi;
-use knarr_client::identity::SingleUser;
-use knarr_client::{Api, Clock, DeleteOptions, Kind, ListOptions, Propagation, TokioClock, TypedApi};
+use knarr_client::{Api, DeleteOptions, Kind, ListOptions, Propagation, TypedApi};
 use knarr_control::Config;
 use serde_json::json;
 use tokio::time::sleep;
-use tokio_util::sync::{CancellationToken, DropGuard};
+use tokio_util::sync::DropGuard;
+
+use crate::cluster::with_all;
 
 fn cluster() -> (Arc<FakeApi>, DropGuard) {
-    let clock: Arc<dyn Clock> = Arc::new(TokioClock::new(Timestamp::UNIX_EPOCH));
-    let api = Arc::new(FakeApi::new(clock.clone()));
-    let cancel = CancellationToken::new();
     let mut config = Config::default();
     config.controllers.root_ca = Some("PEM".into());
-    tokio::spawn(knarr_control::run(
-        Arc::new(SingleUser(api.clone())),
-        config,
-        clock,
-        cancel.clone(),
-    ));
-    (api, cancel.drop_guard())
+    with_all(config)
 }
 
 fn deployment(namespace: &str, replicas: i32) -> Deployment {

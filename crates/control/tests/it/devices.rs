@@ -7,29 +7,20 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::api::resource::v1::{DeviceClass, ResourceClaim, ResourceClaimTemplate, ResourceSlice};
-use k8s_openapi::jiff::Timestamp;
 use knarr_api::k8s_openapi;
-use knarr_api::registry::{self, Registered};
+use knarr_api::registry;
 use knarr_client::fake::FakeApi;
-use knarr_client::identity::SingleUser;
-use knarr_client::{Api, Clock, Patch, Shared, TokioClock, TypedApi};
+use knarr_client::{Api, Patch, Shared, TypedApi};
+use knarr_control::Config;
 use serde_json::{Value, json};
 use tokio::time::sleep;
-use tokio_util::sync::{CancellationToken, DropGuard};
+use tokio_util::sync::DropGuard;
 
-async fn create<T: Registered>(api: &FakeApi, object: Value) {
-    let object: T = serde_json::from_value(object).unwrap();
-    api.create_as(object).await.unwrap();
-}
+use crate::cluster::{create, node_of, with_all};
 
 /// A node with one device of the class `gpu`, the template `t`, and `with` over the device.
 async fn cluster(with: Value) -> (Arc<FakeApi>, DropGuard) {
-    let clock: Arc<dyn Clock> = Arc::new(TokioClock::new(Timestamp::UNIX_EPOCH));
-    let api = Arc::new(FakeApi::new(clock.clone()));
-    let cancel = CancellationToken::new();
-    let config = knarr_control::Config::default();
-    let identities = Arc::new(SingleUser(api.clone()));
-    tokio::spawn(knarr_control::run(identities, config, clock, cancel.clone()));
+    let (api, running) = with_all(Config::default());
     create::<Node>(
         &api,
         json!({
@@ -49,7 +40,7 @@ async fn cluster(with: Value) -> (Arc<FakeApi>, DropGuard) {
     let spec = json!({"spec": {"devices": {"requests": [request]}}});
     let template = json!({"metadata": {"name": "t", "namespace": "default"}, "spec": spec});
     create::<ResourceClaimTemplate>(&api, template).await;
-    (api, cancel.drop_guard())
+    (api, running)
 }
 
 async fn create_pod(api: &FakeApi, name: &str) {
@@ -62,11 +53,6 @@ async fn create_pod(api: &FakeApi, name: &str) {
         },
     });
     create::<Pod>(api, pod).await;
-}
-
-async fn node_of(api: &FakeApi, name: &str) -> Option<String> {
-    let pod = api.get_as::<Pod>("default", name).await.unwrap();
-    pod.spec.as_ref().unwrap().node_name.clone()
 }
 
 /// The claim that was made for a pod.

@@ -1,5 +1,6 @@
 //! The components on an in-memory API, in paused time. One program, because each is linked with all that it uses.
 
+mod cluster;
 mod deletion;
 mod devices;
 mod podautoscaling;

@@ -11,18 +11,15 @@ use k8s_openapi::api::autoscaling::v2::HorizontalPodAutoscaler;
 use k8s_openapi::api::core::v1::{Event, Node, Pod};
 use k8s_openapi::jiff::SignedDuration;
 use knarr_api::k8s_openapi;
-use knarr_api::registry::{EVENT, HORIZONTAL_POD_AUTOSCALER, POD, Registered};
+use knarr_api::registry::{EVENT, HORIZONTAL_POD_AUTOSCALER, POD};
 use knarr_client::fake::FakeApi;
-use knarr_client::identity::SingleUser;
-use knarr_client::{Api, Clock, ListOptions, TokioClock, TypedApi};
+use knarr_client::{Api, Clock, ListOptions, TypedApi};
+use knarr_control::Config;
 use serde_json::{Value, json};
 use tokio::time::{sleep, timeout};
-use tokio_util::sync::{CancellationToken, DropGuard};
+use tokio_util::sync::DropGuard;
 
-async fn create<T: Registered>(api: &FakeApi, object: Value) {
-    let object: T = serde_json::from_value(object).unwrap();
-    api.create_as(object).await.unwrap();
-}
+use crate::cluster::{create, empty_api, run_all};
 
 struct Cluster {
     api: Arc<FakeApi>,
@@ -34,8 +31,7 @@ struct Cluster {
 
 /// A Deployment `web` with this many replicas that request 100m, and an autoscaler with a target of 50 %.
 async fn cluster(replicas: i32, target: Value) -> Cluster {
-    let clock: Arc<dyn Clock> = Arc::new(TokioClock::new("2026-01-02T03:04:05Z".parse().unwrap()));
-    let api = Arc::new(FakeApi::new(clock.clone()));
+    let (api, clock) = empty_api("2026-01-02T03:04:05Z".parse().unwrap());
     let usage = Arc::new(AtomicI64::new(50));
     let (answered, now) = (usage.clone(), clock.clone());
     let pods = api.clone();
@@ -52,17 +48,10 @@ async fn cluster(replicas: i32, target: Value) -> Cluster {
         });
         json!({"items": items.collect::<Vec<_>>()})
     });
-    let cancel = CancellationToken::new();
-    let mut config = knarr_control::Config::default();
+    let mut config = Config::default();
     // The node's lease is not renewed.
     config.controllers.node_lifecycle.grace = SignedDuration::from_hours(24);
-    let identities = Arc::new(SingleUser(api.clone()));
-    tokio::spawn(knarr_control::run(
-        identities,
-        config,
-        clock.clone(),
-        cancel.clone(),
-    ));
+    let running = run_all(&api, &clock, config);
     let node = json!({"metadata": {"name": "n1"}, "status": {
         "allocatable": {"cpu": "8", "memory": "4Gi", "pods": "110"}, "conditions": [{"type": "Ready", "status": "True"}]}});
     create::<Node>(&api, node).await;
@@ -79,7 +68,7 @@ async fn cluster(replicas: i32, target: Value) -> Cluster {
         api,
         clock,
         usage,
-        _running: cancel.drop_guard(),
+        _running: running,
     }
 }
 

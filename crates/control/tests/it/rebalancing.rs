@@ -11,19 +11,16 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomRe
 use k8s_openapi::jiff::SignedDuration;
 use knarr_api::custom::conditions;
 use knarr_api::k8s_openapi;
-use knarr_api::registry::{CUSTOM_RESOURCE_DEFINITION, EVENT, POD, Registered};
+use knarr_api::registry::{CUSTOM_RESOURCE_DEFINITION, EVENT, POD};
 use knarr_client::fake::FakeApi;
-use knarr_client::identity::SingleUser;
-use knarr_client::{Api, Clock, DeleteOptions, Error, ListOptions, TokioClock, TypedApi};
+use knarr_client::{Api, Clock, DeleteOptions, Error, ListOptions, TypedApi};
+use knarr_control::Config;
 use knarr_control::rebalancing_kinds::{RebalancePolicy, kinds};
 use serde_json::{Value, json};
 use tokio::time::{sleep, timeout};
-use tokio_util::sync::{CancellationToken, DropGuard};
+use tokio_util::sync::DropGuard;
 
-async fn create<T: Registered>(api: &FakeApi, object: Value) {
-    let object: T = serde_json::from_value(object).unwrap();
-    api.create_as(object).await.unwrap();
-}
+use crate::cluster::{create, empty_api, run_all};
 
 fn node(name: &str, zone: &str) -> Value {
     json!({"metadata": {"name": name, "labels": {"zone": zone}}, "status": {
@@ -38,22 +35,14 @@ struct Cluster {
 
 /// A Deployment `web` of four pods that spread over zones, all on n1 of zone a; n2 of zone b came later.
 async fn crowded() -> Cluster {
-    let clock: Arc<dyn Clock> = Arc::new(TokioClock::new("2026-01-02T03:04:05Z".parse().unwrap()));
-    let api = Arc::new(FakeApi::new(clock.clone()));
-    let cancel = CancellationToken::new();
-    let mut config = knarr_control::Config {
+    let (api, clock) = empty_api("2026-01-02T03:04:05Z".parse().unwrap());
+    let mut config = Config {
         rebalancing: true,
-        ..knarr_control::Config::default()
+        ..Config::default()
     };
     // The nodes' leases are not renewed.
     config.controllers.node_lifecycle.grace = SignedDuration::from_hours(24);
-    let identities = Arc::new(SingleUser(api.clone()));
-    tokio::spawn(knarr_control::run(
-        identities,
-        config,
-        clock.clone(),
-        cancel.clone(),
-    ));
+    let running = run_all(&api, &clock, config);
     create::<Node>(&api, node("n1", "a")).await;
     let spread = json!([{"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule",
         "labelSelector": {"matchLabels": {"app": "web"}}}]);
@@ -65,7 +54,7 @@ async fn crowded() -> Cluster {
     let cluster = Cluster {
         api,
         clock,
-        _running: cancel.drop_guard(),
+        _running: running,
     };
     cluster
         .until("the pods run", async || cluster.on("n1").await == 4)

@@ -8,27 +8,14 @@ use std::time::Duration;
 use k8s_openapi::api::apps::v1::{ReplicaSet, ReplicaSetSpec};
 use k8s_openapi::api::core::v1::{Event, PodSpec, PodTemplateSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
-use k8s_openapi::jiff::Timestamp;
 use knarr_api::k8s_openapi;
 use knarr_api::registry;
 use knarr_client::fake::FakeApi;
-use knarr_client::identity::SingleUser;
-use knarr_client::{Api, Clock, Error, ListOptions, TokioClock, TypedApi};
+use knarr_client::{Api, Error, ListOptions, TypedApi};
+use knarr_control::Config;
 use tokio::time::sleep;
-use tokio_util::sync::{CancellationToken, DropGuard};
 
-fn cluster() -> (Arc<FakeApi>, DropGuard) {
-    let clock: Arc<dyn Clock> = Arc::new(TokioClock::new(Timestamp::UNIX_EPOCH));
-    let api = Arc::new(FakeApi::new(clock.clone()));
-    let cancel = CancellationToken::new();
-    tokio::spawn(knarr_control::run(
-        Arc::new(SingleUser(api.clone())),
-        Default::default(),
-        clock,
-        cancel.clone(),
-    ));
-    (api, cancel.drop_guard())
-}
+use crate::cluster::with_all;
 
 fn set(replicas: i32) -> ReplicaSet {
     let labels = Some([("app".to_string(), "web".to_string())].into());
@@ -64,7 +51,7 @@ async fn pods(api: &FakeApi) -> usize {
 
 #[tokio::test(start_paused = true)]
 async fn a_set_gets_exactly_its_pods_follows_its_replicas_and_replaces_deleted_ones() {
-    let (api, _running) = cluster();
+    let (api, _running) = with_all(Config::default());
     api.create_as(set(40)).await.unwrap();
     sleep(Duration::from_secs(5)).await;
     assert_eq!(pods(&api).await, 40);
@@ -103,7 +90,7 @@ async fn a_set_gets_exactly_its_pods_follows_its_replicas_and_replaces_deleted_o
 
 #[tokio::test(start_paused = true)]
 async fn a_rejected_pod_shows_in_status_and_events_and_is_retried_one_at_a_time() {
-    let (api, _running) = cluster();
+    let (api, _running) = with_all(Config::default());
     let open = Arc::new(std::sync::atomic::AtomicBool::new(false));
     let gate = open.clone();
     api.intercept(move |request| {

@@ -8,20 +8,18 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Event, Node, PersistentVolume, PersistentVolumeClaim, Pod};
 use k8s_openapi::api::storage::v1::StorageClass;
-use k8s_openapi::jiff::Timestamp;
 use knarr_api::k8s_openapi;
 use knarr_api::registry;
 use knarr_client::fake::FakeApi;
-use knarr_client::identity::SingleUser;
 use knarr_client::metrics::Registry;
-use knarr_client::{
-    Api, Caches, Clock, DeleteOptions, Error, EventRecorder, ListOptions, Patch, TokioClock, TypedApi,
-};
+use knarr_client::{Api, DeleteOptions, Error, ListOptions, Patch, TypedApi};
 use knarr_control::scheduler_config::KubeSchedulerConfiguration;
-use knarr_control::{Base, scheduler, scheduler_config};
+use knarr_control::{Config, scheduler, scheduler_config};
 use serde_json::json;
 use tokio::time::sleep;
-use tokio_util::sync::{CancellationToken, DropGuard};
+use tokio_util::sync::DropGuard;
+
+use crate::cluster::{node_of, run_one, with_all, with_base};
 
 /// The scheduler alone: what other controllers write, the tests do.
 fn cluster() -> (Arc<FakeApi>, DropGuard) {
@@ -29,21 +27,10 @@ fn cluster() -> (Arc<FakeApi>, DropGuard) {
 }
 
 fn cluster_with(configuration: &KubeSchedulerConfiguration) -> (Arc<FakeApi>, DropGuard) {
-    let clock: Arc<dyn Clock> = Arc::new(TokioClock::new(Timestamp::UNIX_EPOCH));
-    let fake = Arc::new(FakeApi::new(clock.clone()));
-    let api: Arc<dyn Api> = fake.clone();
-    let base = Base {
-        caches: Arc::new(Caches::new(api.clone())),
-        events: EventRecorder::new(api.clone(), "test", "", clock.clone()),
-        identities: Arc::new(SingleUser(api)),
-        clock,
-        metrics: Default::default(),
-    };
-    let scheduler = configuration.scheduler();
-    let cancel = CancellationToken::new();
-    let running = scheduler::run(base, scheduler, scheduler::Metrics::new(&Registry::default()));
-    tokio::spawn(cancel.clone().run_until_cancelled_owned(running));
-    (fake, cancel.drop_guard())
+    let (api, base) = with_base();
+    let metrics = scheduler::Metrics::new(&Registry::default());
+    let running = run_one(scheduler::run(base, configuration.scheduler(), metrics));
+    (api, running)
 }
 
 fn node(name: &str) -> Node {
@@ -71,11 +58,6 @@ async fn events(api: &FakeApi) -> Vec<String> {
         format!("{} {}: {}", of(&e.type_), of(&e.reason), of(&e.message))
     };
     events.map(text).collect()
-}
-
-async fn node_of(api: &FakeApi, name: &str) -> Option<String> {
-    let pod = api.get_as::<Pod>("default", name).await.unwrap();
-    pod.spec.as_ref().unwrap().node_name.clone()
 }
 
 #[tokio::test(start_paused = true)]
@@ -388,18 +370,9 @@ async fn a_pod_whose_volume_is_not_bound_in_time_is_unreserved() {
 
 #[tokio::test(start_paused = true)]
 async fn metrics_have_kube_schedulers_names() {
-    let clock: Arc<dyn Clock> = Arc::new(TokioClock::new(Timestamp::UNIX_EPOCH));
-    let api = Arc::new(FakeApi::new(clock.clone()));
-    let config = knarr_control::Config::default();
+    let config = Config::default();
     let metrics = config.metrics.clone();
-    let cancel = CancellationToken::new();
-    tokio::spawn(knarr_control::run(
-        Arc::new(SingleUser(api.clone())),
-        config,
-        clock,
-        cancel.clone(),
-    ));
-    let _running = cancel.drop_guard();
+    let (api, _running) = with_all(config);
     api.create_as(node("n1")).await.unwrap();
     for name in ["a", "b"] {
         let mut low = pod(name, "1");

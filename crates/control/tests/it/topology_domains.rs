@@ -2,7 +2,6 @@
 
 #![allow(clippy::unwrap_used)]
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Node, Pod};
@@ -12,36 +11,16 @@ use knarr_api::custom::conditions;
 use knarr_api::registry::CUSTOM_RESOURCE_DEFINITION;
 use knarr_api::{Kind, k8s_openapi};
 use knarr_client::fake::FakeApi;
-use knarr_client::identity::SingleUser;
 use knarr_client::metrics::Registry;
-use knarr_client::{Api, Caches, Clock, EventRecorder, TokioClock, TypedApi};
+use knarr_client::{Api, TypedApi};
 use knarr_control::scheduler::{Features, Metrics, run_with};
 use knarr_control::scheduler_config::KubeSchedulerConfiguration;
+use knarr_control::topology_domains;
 use knarr_control::topology_domains_kinds::{TopologyDomains, definition};
-use knarr_control::{Base, topology_domains};
 use serde_json::{Value, json};
 use tokio::time::sleep;
-use tokio_util::sync::{CancellationToken, DropGuard};
 
-fn base() -> (Arc<FakeApi>, Base) {
-    let clock: Arc<dyn Clock> = Arc::new(TokioClock::new(Timestamp::UNIX_EPOCH));
-    let fake = Arc::new(FakeApi::new(clock.clone()));
-    let api: Arc<dyn Api> = fake.clone();
-    let base = Base {
-        caches: Arc::new(Caches::new(api.clone())),
-        events: EventRecorder::new(api.clone(), "test", "", clock.clone()),
-        identities: Arc::new(SingleUser(api)),
-        clock,
-        metrics: Default::default(),
-    };
-    (fake, base)
-}
-
-fn until_dropped(running: impl Future<Output = ()> + Send + 'static) -> DropGuard {
-    let cancel = CancellationToken::new();
-    tokio::spawn(cancel.clone().run_until_cancelled_owned(running));
-    cancel.drop_guard()
-}
+use crate::cluster::{run_one, with_base};
 
 const TOPOLOGY_DOMAINS: &str = "topologydomains.placement.knarr.io";
 const MACHINE_DEPLOYMENTS: &str = "machinedeployments.cluster.x-k8s.io";
@@ -104,7 +83,7 @@ async fn write(api: &FakeApi, kind: &Kind, revision: Option<u64>, domains: &Valu
 
 #[tokio::test(start_paused = true)]
 async fn b3_a_pod_waits_for_a_node_in_an_absent_zone_until_the_zone_is_lost() {
-    let (api, base) = base();
+    let (api, base) = with_base();
     api.create_as(definition()).await.unwrap();
     establish(&api, TOPOLOGY_DOMAINS).await;
     for (name, zone) in [("a1", "a"), ("b1", "b")] {
@@ -125,7 +104,7 @@ async fn b3_a_pod_waits_for_a_node_in_an_absent_zone_until_the_zone_is_lost() {
         topology_domains: true,
     };
     let metrics = Metrics::new(&Registry::default());
-    let _running = until_dropped(run_with(base, scheduler, metrics, features));
+    let _running = run_one(run_with(base, scheduler, metrics, features));
     api.create_as(pod("web", None)).await.unwrap();
     sleep(Duration::from_secs(3)).await;
     let web = api.get_as::<Pod>("default", "web").await.unwrap();
@@ -166,8 +145,8 @@ async fn domains(api: &FakeApi) -> Vec<String> {
 
 #[tokio::test(start_paused = true)]
 async fn b3_the_controller_creates_its_definition_and_writes_the_status() {
-    let (api, base) = base();
-    let _running = until_dropped(topology_domains::run(base));
+    let (api, base) = with_base();
+    let _running = run_one(topology_domains::run(base));
     sleep(Duration::from_secs(1)).await;
     establish(&api, TOPOLOGY_DOMAINS).await;
     api.create_as(node("a1", "a")).await.unwrap();
@@ -207,9 +186,9 @@ async fn read_reason(api: &FakeApi) -> String {
 
 #[tokio::test(start_paused = true)]
 async fn b3_machine_deployments_declare_domains_once_cluster_api_is_installed() {
-    let (api, base) = base();
+    let (api, base) = with_base();
     let caches = base.caches.clone();
-    let _running = until_dropped(topology_domains::run(base));
+    let _running = run_one(topology_domains::run(base));
     sleep(Duration::from_secs(1)).await;
     establish(&api, TOPOLOGY_DOMAINS).await;
     api.create_as(node("a1", "a")).await.unwrap();

@@ -2,34 +2,20 @@
 
 #![allow(clippy::unwrap_used)]
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::apps::v1::StatefulSet;
 use k8s_openapi::api::batch::v1::{CronJob, Job};
 use k8s_openapi::api::core::v1::Pod;
-use k8s_openapi::jiff::Timestamp;
 use knarr_api::k8s_openapi;
 use knarr_api::registry;
 use knarr_client::fake::FakeApi;
-use knarr_client::identity::SingleUser;
-use knarr_client::{Api, Clock, ListOptions, TokioClock, TypedApi};
+use knarr_client::{Api, ListOptions, TypedApi};
+use knarr_control::Config;
 use serde_json::json;
 use tokio::time::sleep;
-use tokio_util::sync::{CancellationToken, DropGuard};
 
-fn cluster() -> (Arc<FakeApi>, DropGuard) {
-    let clock: Arc<dyn Clock> = Arc::new(TokioClock::new(Timestamp::UNIX_EPOCH));
-    let api = Arc::new(FakeApi::new(clock.clone()));
-    let cancel = CancellationToken::new();
-    tokio::spawn(knarr_control::run(
-        Arc::new(SingleUser(api.clone())),
-        Default::default(),
-        clock,
-        cancel.clone(),
-    ));
-    (api, cancel.drop_guard())
-}
+use crate::cluster::with_all;
 
 /// Names of pods, in order.
 async fn pods(api: &FakeApi) -> Vec<String> {
@@ -49,7 +35,7 @@ async fn set_phase(api: &FakeApi, name: &str, phase: &str, ready: &str) {
 
 #[tokio::test(start_paused = true)]
 async fn a_stateful_set_grows_pod_by_pod() {
-    let (api, _running) = cluster();
+    let (api, _running) = with_all(Config::default());
     let set: StatefulSet = serde_json::from_value(json!({
         "metadata": {"namespace": "default", "name": "db"},
         "spec": {
@@ -73,7 +59,7 @@ async fn a_stateful_set_grows_pod_by_pod() {
 
 #[tokio::test(start_paused = true)]
 async fn a_cron_job_starts_a_job_whose_pod_is_counted_once() {
-    let (api, _running) = cluster();
+    let (api, _running) = with_all(Config::default());
     let cron: CronJob = serde_json::from_value(json!({
         "metadata": {"namespace": "default", "name": "c"},
         "spec": {"schedule": "*/5 * * * *", "jobTemplate": {"spec": {
