@@ -3,22 +3,10 @@
 
 #![allow(clippy::unwrap_used)]
 
-use knarr_api::Shared;
-use knarr_api::k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim, Pod};
-use knarr_scheduler::volumes::Change;
-use knarr_scheduler::{Action, Scheduler, config};
+use knarr_scheduler::{Action, Scheduler};
 use serde_json::{Value, json};
 
-use crate::preemption_fixture::{at, shared};
-
-const CONFIG: &str = "
-apiVersion: kubescheduler.config.k8s.io/v1
-kind: KubeSchedulerConfiguration
-profiles:
-- pluginConfig:
-  - name: knarr.io/Preemption
-    args: {crossNode: true}
-";
+use crate::cluster::{add_claim, add_node, add_pod, at, scheduler, shared};
 
 fn pod(name: &str, node: &str, priority: i32, app: &str, spec: Value) -> Value {
     let mut pod = json!({
@@ -64,30 +52,11 @@ struct World {
 
 impl World {
     fn new(victims: &[Value]) -> Self {
-        let mut scheduler = config::parse(CONFIG).unwrap().scheduler();
+        let mut scheduler = scheduler("{crossNode: true}");
         for (name, zone) in [("a1", "a"), ("a2", "a"), ("b1", "b")] {
-            let node: Shared<Node> = shared(json!({
-                "metadata": {"name": name, "uid": name, "labels": {"zone": zone, "kubernetes.io/hostname": name}},
-                "status": {"allocatable": {"cpu": "4", "memory": "8Gi", "pods": "10"}},
-            }));
-            scheduler.node_changed(name, Some(node), at(0));
+            add_node(&mut scheduler, name, zone);
         }
-        let volume: Shared<PersistentVolume> = shared(json!({
-            "metadata": {"name": "v", "uid": "v"},
-            "spec": {"accessModes": ["ReadWriteOncePod"], "storageClassName": "disks", "capacity": {"storage": "1Gi"},
-                "csi": {"driver": "disks", "volumeHandle": "v"}},
-        }));
-        let claim: Shared<PersistentVolumeClaim> = shared(json!({
-            "metadata": {"name": "data", "namespace": "default", "uid": "data",
-                "annotations": {"pv.kubernetes.io/bind-completed": "yes"}},
-            "spec": {"accessModes": ["ReadWriteOncePod"], "storageClassName": "disks", "volumeName": "v",
-                "resources": {"requests": {"storage": "1Gi"}}},
-            "status": {"phase": "Bound"},
-        }));
-        let (before, after) = (None, Some(volume));
-        scheduler.storage_changed(&Change::Volume { before, after }, at(0));
-        let (before, after) = (None, Some(claim));
-        scheduler.storage_changed(&Change::Claim { before, after }, at(0));
+        add_claim(&mut scheduler);
         let mut world = World {
             scheduler,
             victims: victims.to_vec(),
@@ -105,8 +74,7 @@ impl World {
     }
 
     fn add(&mut self, pod: &Value) {
-        self.scheduler
-            .pod_changed(None, Some(&shared::<Pod>(pod.clone())), at(0));
+        add_pod(&mut self.scheduler, pod);
     }
 
     /// Everything that is decided until no pod is due: `pod -> node`, `pod preempts victims for node`, or `pod: message`.
@@ -143,16 +111,15 @@ impl World {
 
     fn victims_terminate(&mut self) {
         for victim in &self.victims {
-            let (old, new) = (victim.clone(), Self::terminating(victim));
-            self.scheduler
-                .pod_changed(Some(&shared::<Pod>(old)), Some(&shared::<Pod>(new)), at(0));
+            let (old, new) = (shared(victim), shared(&Self::terminating(victim)));
+            self.scheduler.pod_changed(Some(&old), Some(&new), at(0));
         }
     }
 
     fn victims_are_gone(&mut self) {
         for victim in std::mem::take(&mut self.victims) {
-            let old = Self::terminating(&victim);
-            self.scheduler.pod_changed(Some(&shared::<Pod>(old)), None, at(0));
+            let old = shared(&Self::terminating(&victim));
+            self.scheduler.pod_changed(Some(&old), None, at(0));
         }
     }
 
@@ -272,7 +239,7 @@ fn b5_a_nomination_holds_after_a_restart_and_ends_with_the_pod() {
     // The preemptor is deleted: nothing is kept for it.
     world
         .scheduler
-        .pod_changed(Some(&shared::<Pod>(nominated)), None, at(0));
+        .pod_changed(Some(&shared(&nominated)), None, at(0));
     let steps = world.steps(20);
     assert_eq!(steps, ["new -> a1"]);
 }

@@ -5,18 +5,15 @@
 
 use std::collections::BTreeSet;
 
-use knarr_api::Shared;
-use knarr_api::k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim, Pod};
 use knarr_api::k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use knarr_scheduler::plugins::default_preemption::Outcome;
-use knarr_scheduler::volumes::Change;
 use knarr_scheduler::why::why;
 use knarr_scheduler::{Action, Scheduler};
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
 use serde_json::{Value, json};
 
-use crate::preemption_fixture::{at, scheduler, shared};
+use crate::cluster::{add_claim, add_node, add_pod, at, scheduler, shared};
 
 /// A cluster as the API would show it.
 #[derive(Clone, Debug)]
@@ -48,39 +45,10 @@ impl World {
     fn scheduler(&self) -> Scheduler {
         let mut scheduler = scheduler(self.args);
         for (name, zone) in &self.nodes {
-            let node: Shared<Node> = shared(json!({
-                "metadata": {"name": name, "uid": name, "labels": {"zone": zone, "kubernetes.io/hostname": name}},
-                "status": {"allocatable": {"cpu": "4", "memory": "8Gi", "pods": "10"}},
-            }));
-            scheduler.node_changed(name, Some(node), at(0));
+            add_node(&mut scheduler, name, zone);
         }
         if self.claim {
-            let volume = Some(shared::<PersistentVolume>(json!({
-                "metadata": {"name": "v", "uid": "v"},
-                "spec": {"accessModes": ["ReadWriteOncePod"], "storageClassName": "disks", "capacity": {"storage": "1Gi"},
-                    "csi": {"driver": "disks", "volumeHandle": "v"}},
-            })));
-            let claim = Some(shared::<PersistentVolumeClaim>(json!({
-                "metadata": {"name": "data", "namespace": "default", "uid": "data",
-                    "annotations": {"pv.kubernetes.io/bind-completed": "yes"}},
-                "spec": {"accessModes": ["ReadWriteOncePod"], "storageClassName": "disks", "volumeName": "v",
-                    "resources": {"requests": {"storage": "1Gi"}}},
-                "status": {"phase": "Bound"},
-            })));
-            scheduler.storage_changed(
-                &Change::Volume {
-                    before: None,
-                    after: volume,
-                },
-                at(0),
-            );
-            scheduler.storage_changed(
-                &Change::Claim {
-                    before: None,
-                    after: claim,
-                },
-                at(0),
-            );
+            add_claim(&mut scheduler);
         }
         for budget in &self.budgets {
             let name = budget["metadata"]["name"].as_str().unwrap();
@@ -88,7 +56,7 @@ impl World {
             scheduler.budget_changed("default", name, Some(&budget), at(0));
         }
         for pod in &self.pods {
-            scheduler.pod_changed(None, Some(&shared::<Pod>(pod.clone())), at(0));
+            add_pod(&mut scheduler, pod);
         }
         scheduler
     }
@@ -105,7 +73,7 @@ impl World {
     /// What becomes of the pod: `preempts victims for node`, or the message.
     fn outcome(&self, pod: &Value) -> String {
         let mut scheduler = self.scheduler();
-        scheduler.pod_changed(None, Some(&shared::<Pod>(pod.clone())), at(0));
+        add_pod(&mut scheduler, pod);
         step(&mut scheduler, 0)
     }
 }
@@ -385,7 +353,7 @@ fn b5_one_preemption_across_nodes_in_ten_seconds() {
         let mut asks = asks_two(anti_affinity("zone", "web"));
         asks["metadata"]["name"] = name.into();
         asks["metadata"]["uid"] = name.into();
-        scheduler.pod_changed(None, Some(&shared::<Pod>(asks)), at(0));
+        add_pod(&mut scheduler, &asks);
     }
     assert!(step(&mut scheduler, 0).ends_with("across nodes"));
     let waits = step(&mut scheduler, 0);
@@ -425,7 +393,7 @@ fn b5_an_interrupted_preemption_is_finished_and_waits_for_its_victims() {
 fn b1_b5_why_names_the_victims_with_their_nodes() {
     let world = one_free_node(pod("low", "a2", 0, "web", json!({})));
     let mut scheduler = world.scheduler();
-    let asks: Shared<Pod> = shared(asks_two(anti_affinity("zone", "web")));
+    let asks = shared(&asks_two(anti_affinity("zone", "web")));
     let why = why(&mut scheduler, &asks);
     assert_eq!(
         why.preemption.unwrap(),
@@ -493,7 +461,7 @@ proptest! {
             }
             _ => spread("kubernetes.io/hostname", "web"),
         };
-        let asks: Shared<Pod> = shared(high(spec));
+        let asks = shared(&high(spec));
         let mut scheduler = world.scheduler();
         let info = scheduler.info(&asks);
         let found = scheduler.explain(&info);

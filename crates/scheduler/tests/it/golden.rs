@@ -6,12 +6,9 @@
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 use knarr_api::k8s_openapi::api::core::v1::{Pod, TopologySpreadConstraint};
 use knarr_api::k8s_openapi::jiff::Timestamp;
-use knarr_api::registry::Registered;
-use knarr_api::{Object, Shared};
 use knarr_apimachinery::ids::NodeName;
 use knarr_scheduler::plugins::default_preemption::Outcome;
 use knarr_scheduler::pod_info::SpreadConstraint;
@@ -21,20 +18,13 @@ use knarr_scheduler::scheduler::Explanation;
 use knarr_scheduler::{Profile, Scheduler, UnschedulableStatus};
 use serde_json::{Map, Value, json};
 
+use crate::cluster::{shared, typed};
+
 fn directory() -> PathBuf {
     match std::env::var_os("GOLDEN_DIR") {
         Some(directory) => directory.into(),
         None => Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden"),
     }
-}
-
-fn typed<T: Registered>(value: &Value) -> T {
-    serde_json::from_value(value.clone()).unwrap_or_else(|e| panic!("{e}: {value}"))
-}
-
-fn shared<T: Registered>(value: &Value) -> Shared<T> {
-    let object = Object::from_typed(T::kind_of(), Box::new(typed::<T>(value)));
-    Shared::new(Arc::new(object)).unwrap()
 }
 
 fn items<'a>(scenario: &'a Value, kind: &str) -> impl Iterator<Item = &'a Value> {

@@ -5,8 +5,6 @@
 
 use std::collections::BTreeMap;
 
-use knarr_api::Shared;
-use knarr_api::k8s_openapi::api::core::v1::{Node, Pod};
 use knarr_api::k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use knarr_scheduler::plugins::default_preemption::Outcome;
 use knarr_scheduler::why::why;
@@ -15,22 +13,13 @@ use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
 use serde_json::{Value, json};
 
-use crate::preemption_fixture::{at, scheduler, shared};
+use crate::cluster::{add_node, add_pod, at, scheduler, shared};
 
 const NAME: &str = "knarr.io/preemption-budgets";
 
 /// A scheduler whose default profile has this value of podDisruptionBudgets.
 fn with_budgets(budgets: &str) -> Scheduler {
     scheduler(&format!("{{podDisruptionBudgets: {budgets}}}"))
-}
-
-/// 4 CPUs.
-fn add_node(scheduler: &mut Scheduler, name: &str) {
-    let node: Shared<Node> = shared(json!({
-        "metadata": {"name": name, "uid": name},
-        "status": {"allocatable": {"cpu": "4", "memory": "8Gi", "pods": "10"}},
-    }));
-    scheduler.node_changed(name, Some(node), at(0));
 }
 
 fn pod(name: &str, node: &str, cpu: u32, priority: i32, app: &str) -> Value {
@@ -42,12 +31,6 @@ fn pod(name: &str, node: &str, cpu: u32, priority: i32, app: &str) -> Value {
     if !node.is_empty() {
         pod["spec"]["nodeName"] = node.into();
     }
-    pod
-}
-
-fn add(scheduler: &mut Scheduler, pod: &Value) -> Shared<Pod> {
-    let pod: Shared<Pod> = shared(pod.clone());
-    scheduler.pod_changed(None, Some(&pod), at(0));
     pod
 }
 
@@ -95,14 +78,14 @@ fn b6_the_profile_or_the_class_of_the_preemptor_makes_budgets_hard() {
     ];
     for (profile, annotation, expected) in table {
         let mut scheduler = with_budgets(profile);
-        add_node(&mut scheduler, "n1");
-        add(&mut scheduler, &pod("low", "n1", 4, 0, "web"));
+        add_node(&mut scheduler, "n1", "a");
+        add_pod(&mut scheduler, &pod("low", "n1", 4, 0, "web"));
         scheduler.budget_changed("default", "web", Some(&budget("web", 0)), at(0));
         let mut high = pod("high", "", 4, 10, "high");
         if let Some(value) = annotation {
             high["metadata"]["annotations"] = json!({NAME: value});
         }
-        add(&mut scheduler, &high);
+        add_pod(&mut scheduler, &high);
         assert_eq!(step(&mut scheduler, 0), expected, "{profile}, {annotation:?}");
     }
 }
@@ -112,14 +95,14 @@ fn b6_several_victims_of_one_budget_are_counted_together() {
     for (allowed, expected) in [(1, "high preempts other on n2"), (2, "high preempts a, b on n1")] {
         let mut scheduler = with_budgets("Hard");
         for name in ["n1", "n2"] {
-            add_node(&mut scheduler, name);
+            add_node(&mut scheduler, name, "a");
         }
         // The victims on n1 are less important than the one on n2.
-        add(&mut scheduler, &pod("a", "n1", 2, 0, "web"));
-        add(&mut scheduler, &pod("b", "n1", 2, 0, "web"));
-        add(&mut scheduler, &pod("other", "n2", 4, 5, "other"));
+        add_pod(&mut scheduler, &pod("a", "n1", 2, 0, "web"));
+        add_pod(&mut scheduler, &pod("b", "n1", 2, 0, "web"));
+        add_pod(&mut scheduler, &pod("other", "n2", 4, 5, "other"));
         scheduler.budget_changed("default", "web", Some(&budget("web", allowed)), at(0));
-        add(&mut scheduler, &pod("high", "", 4, 10, "high"));
+        add_pod(&mut scheduler, &pod("high", "", 4, 10, "high"));
         assert_eq!(step(&mut scheduler, 0), expected, "{allowed} allowed");
     }
 }
@@ -128,8 +111,8 @@ fn b6_several_victims_of_one_budget_are_counted_together() {
 fn b6_a_budget_with_an_empty_selector_and_one_of_another_namespace() {
     for (namespace, expected) in [("default", HELD), ("other", "high preempts low on n1")] {
         let mut scheduler = with_budgets("Hard");
-        add_node(&mut scheduler, "n1");
-        add(&mut scheduler, &pod("low", "n1", 4, 0, "web"));
+        add_node(&mut scheduler, "n1", "a");
+        add_pod(&mut scheduler, &pod("low", "n1", 4, 0, "web"));
         // For the eviction API it matches all pods of its namespace, those without labels, too.
         let everything = serde_json::from_value(json!({
             "metadata": {"name": "all", "namespace": namespace},
@@ -137,7 +120,7 @@ fn b6_a_budget_with_an_empty_selector_and_one_of_another_namespace() {
         }));
         let everything: PodDisruptionBudget = everything.unwrap();
         scheduler.budget_changed(namespace, "all", Some(&everything), at(0));
-        add(&mut scheduler, &pod("high", "", 4, 10, "high"));
+        add_pod(&mut scheduler, &pod("high", "", 4, 10, "high"));
         assert_eq!(step(&mut scheduler, 0), expected, "{namespace}");
     }
 }
@@ -146,13 +129,13 @@ fn b6_a_budget_with_an_empty_selector_and_one_of_another_namespace() {
 fn b6_victims_count_before_the_status_of_their_budget_includes_them() {
     let mut scheduler = with_budgets("Hard");
     for name in ["n1", "n2"] {
-        add_node(&mut scheduler, name);
+        add_node(&mut scheduler, name, "a");
     }
-    let a = add(&mut scheduler, &pod("a", "n1", 4, 0, "web"));
-    let b = add(&mut scheduler, &pod("b", "n2", 4, 0, "web"));
+    let a = add_pod(&mut scheduler, &pod("a", "n1", 4, 0, "web"));
+    let b = add_pod(&mut scheduler, &pod("b", "n2", 4, 0, "web"));
     scheduler.budget_changed("default", "web", Some(&budget("web", 1)), at(0));
-    let first = add(&mut scheduler, &pod("high-1", "", 4, 10, "high"));
-    add(&mut scheduler, &pod("high-2", "", 4, 10, "high"));
+    let first = add_pod(&mut scheduler, &pod("high-1", "", 4, 10, "high"));
+    add_pod(&mut scheduler, &pod("high-2", "", 4, 10, "high"));
     let preempts = step(&mut scheduler, 0);
     let victim = if preempts == "high-1 preempts a on n1" {
         &a
@@ -180,13 +163,13 @@ fn b6_victims_count_before_the_status_of_their_budget_includes_them() {
 fn b6_an_eviction_that_no_status_includes_counts_for_two_minutes() {
     let mut scheduler = with_budgets("Hard");
     for name in ["n1", "n2"] {
-        add_node(&mut scheduler, name);
-        add(&mut scheduler, &pod(&format!("low-{name}"), name, 4, 0, "web"));
+        add_node(&mut scheduler, name, "a");
+        add_pod(&mut scheduler, &pod(&format!("low-{name}"), name, 4, 0, "web"));
     }
     scheduler.budget_changed("default", "web", Some(&budget("web", 1)), at(0));
-    add(&mut scheduler, &pod("high-1", "", 4, 10, "high"));
+    add_pod(&mut scheduler, &pod("high-1", "", 4, 10, "high"));
     assert!(step(&mut scheduler, 0).starts_with("high-1 preempts "));
-    add(&mut scheduler, &pod("high-2", "", 4, 10, "high"));
+    add_pod(&mut scheduler, &pod("high-2", "", 4, 10, "high"));
     assert!(step(&mut scheduler, 1).contains("would violate a PodDisruptionBudget"));
     assert_eq!(step(&mut scheduler, 119), "nothing");
     assert!(step(&mut scheduler, 121).starts_with("high-2 preempts "));
@@ -195,10 +178,10 @@ fn b6_an_eviction_that_no_status_includes_counts_for_two_minutes() {
 #[test]
 fn b6_why_names_the_budgets_and_the_message_of_the_pod_does_not() {
     let mut scheduler = with_budgets("Hard");
-    add_node(&mut scheduler, "n1");
-    add(&mut scheduler, &pod("low", "n1", 4, 0, "web"));
+    add_node(&mut scheduler, "n1", "a");
+    add_pod(&mut scheduler, &pod("low", "n1", 4, 0, "web"));
     scheduler.budget_changed("default", "web", Some(&budget("web", 0)), at(0));
-    let high = add(&mut scheduler, &pod("high", "", 4, 10, "high"));
+    let high = add_pod(&mut scheduler, &pod("high", "", 4, 10, "high"));
     assert_eq!(step(&mut scheduler, 0), HELD);
     let preemption = why(&mut scheduler, &high).preemption.unwrap();
     assert_eq!(
@@ -250,7 +233,7 @@ fn candidates(budgets: &str, lows: &[Low], allowed: [i32; 3], cpu: u32) -> BTree
     let mut scheduler = with_budgets(budgets);
     let mut used = [0; 4];
     for n in 0..4 {
-        add_node(&mut scheduler, &format!("n{n}"));
+        add_node(&mut scheduler, &format!("n{n}"), "a");
     }
     for (i, low) in lows.iter().enumerate() {
         let used = &mut used[usize::from(low.node)];
@@ -258,7 +241,7 @@ fn candidates(budgets: &str, lows: &[Low], allowed: [i32; 3], cpu: u32) -> BTree
             *used += low.cpu;
             let node = format!("n{}", low.node);
             let name = format!("p{i}-app{}", low.app);
-            add(
+            add_pod(
                 &mut scheduler,
                 &pod(&name, &node, low.cpu, low.priority, &format!("app{}", low.app)),
             );
@@ -268,7 +251,7 @@ fn candidates(budgets: &str, lows: &[Low], allowed: [i32; 3], cpu: u32) -> BTree
         let name = format!("app{app}");
         scheduler.budget_changed("default", &name, Some(&budget(&name, allowed)), at(0));
     }
-    let high: Shared<Pod> = shared(pod("high", "", cpu, 2, "high"));
+    let high = shared(&pod("high", "", cpu, 2, "high"));
     let high = scheduler.info(&high);
     let found = scheduler.explain(&high);
     let Some(Outcome::Candidates(all)) = &found.preemption else {

@@ -7,12 +7,9 @@
 #![allow(clippy::unwrap_used)]
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
 use knarr_api::k8s_openapi::api::core::v1::{Node, Pod};
 use knarr_api::k8s_openapi::jiff::{SignedDuration, Timestamp};
-use knarr_api::registry::Registered;
-use knarr_api::{Object, Shared};
 use knarr_scheduler::plugins::default_preemption::{Candidate, Outcome};
 use knarr_scheduler::scheduler::Explanation;
 use knarr_scheduler::{Action, Nomination, Scheduler};
@@ -20,10 +17,7 @@ use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
 use serde_json::{Value, json};
 
-fn shared<T: Registered>(value: &Value) -> Shared<T> {
-    let typed: T = serde_json::from_value(value.clone()).unwrap();
-    Shared::new(Arc::new(Object::from_typed(T::kind_of(), Box::new(typed)))).unwrap()
-}
+use crate::cluster::shared;
 
 #[derive(Clone, Debug)]
 enum Event {
