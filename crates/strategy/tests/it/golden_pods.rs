@@ -8,9 +8,7 @@
 #![allow(clippy::unwrap_used)]
 
 use std::collections::BTreeMap;
-use std::io::Read;
 
-use flate2::read::GzDecoder;
 use k8s_openapi::api::core::v1::{Pod, Toleration};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use knarr_api::registry::POD;
@@ -21,7 +19,8 @@ use knarr_strategy::metadata;
 use knarr_strategy::{Part, Strategy};
 use serde_json::{Value, json};
 
-const NAMESPACE: &str = "gold";
+use crate::recordings::{self, NAMESPACE};
+
 const NOW: &str = "2020-02-02T02:02:02Z";
 
 /// Skipped scenarios, which test something else than the rules of pods, and what.
@@ -49,12 +48,9 @@ const SKIPPED: &[(&str, &str)] = &[
 ];
 
 fn scenarios(name: &str) -> Vec<Value> {
-    let path = format!("{}/tests/golden-api/{name}.jsonl.gz", env!("CARGO_MANIFEST_DIR"));
-    let mut text = String::new();
-    GzDecoder::new(std::fs::File::open(&path).unwrap())
-        .read_to_string(&mut text)
-        .unwrap_or_else(|e| panic!("{path}: {e}"));
-    let text = text.replace("{ns}", NAMESPACE).replace("{time}", NOW);
+    let text = recordings::read(name)
+        .replace("{ns}", NAMESPACE)
+        .replace("{time}", NOW);
     text.lines()
         .map(|line| serde_json::from_str(line).unwrap())
         .collect()

@@ -6,3 +6,4 @@ mod kind_rules;
 mod kinds;
 mod pod_rules;
 mod recorded;
+mod recordings;

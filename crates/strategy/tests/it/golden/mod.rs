@@ -5,9 +5,9 @@ mod discovery;
 mod patch;
 mod selectors;
 
-use std::io::Read;
-
 use serde_json::Value;
+
+use crate::recordings;
 
 /// One recorded request and its response.
 struct Step {
@@ -33,13 +33,8 @@ struct Scenario {
 }
 
 fn scenarios(topic: &str) -> Vec<Scenario> {
-    let path = format!("{}/tests/golden-api/{topic}.jsonl.gz", env!("CARGO_MANIFEST_DIR"));
-    let file = std::fs::File::open(&path).unwrap_or_else(|e| panic!("{path}: {e}"));
-    let mut text = String::new();
-    flate2::read::GzDecoder::new(file)
-        .read_to_string(&mut text)
-        .unwrap_or_else(|e| panic!("{path}: {e}"));
-    text.lines()
+    recordings::read(topic)
+        .lines()
         .map(|line| {
             let mut scenario: Value = serde_json::from_str(line).expect("a scenario a line");
             let steps = scenario["steps"]

@@ -3,7 +3,6 @@
 mod matching;
 
 use std::collections::BTreeMap;
-use std::io::Read;
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -23,9 +22,8 @@ use knarr_strategy::table_response::{self, Head, Include};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
+use crate::recordings::{self, NAMESPACE};
 use matching::Matcher;
-
-const NAMESPACE: &str = "gold";
 
 #[derive(Deserialize)]
 struct Scenario {
@@ -75,12 +73,8 @@ pub enum Outcome {
 
 /// The id and the outcome of every scenario of a file.
 pub fn run(file: &str) -> Vec<(String, Outcome)> {
-    let path = format!("{}/tests/golden-api/{file}.jsonl.gz", env!("CARGO_MANIFEST_DIR"));
-    let mut text = String::new();
-    flate2::read::GzDecoder::new(std::fs::File::open(path).expect("the recording"))
-        .read_to_string(&mut text)
-        .expect("text");
-    text.replace("{ns}", NAMESPACE)
+    recordings::read(file)
+        .replace("{ns}", NAMESPACE)
         .lines()
         .map(|line| {
             let scenario: Scenario = serde_json::from_str(line).expect("a scenario");
