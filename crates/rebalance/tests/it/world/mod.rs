@@ -1,6 +1,6 @@
 //! A cluster as objects in JSON, for plans and for what the cluster is after them.
 
-#![allow(clippy::unwrap_used, dead_code)]
+#![allow(clippy::unwrap_used)]
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
