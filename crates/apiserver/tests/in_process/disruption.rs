@@ -41,10 +41,9 @@ fn of_uid(pod: &Shared<Pod>) -> DeleteOptions {
     }
 }
 
-/// What the scheduler has read is the stored pod, or an earlier version of it.
-#[tokio::test(start_paused = true)]
-async fn p4_a_victim_gets_its_condition_and_deletion_as_it_is_stored_whatever_the_scheduler_has_read() {
-    let c = cluster().await;
+/// Creates pods with these names and grace periods, and reads them, as the scheduler does before it decides. Then `changed` is
+/// written, and so many other pods that the server keeps the encoding alone of these.
+async fn read_earlier(c: &Cluster, pods: &[(&str, i64)], are_bound: bool) -> Vec<Shared<Pod>> {
     let others = async |count: usize, name: &str| {
         for n in 0..count {
             c.api.create_as(pod(&format!("{name}-{n}"), 0)).await.unwrap();
@@ -52,14 +51,25 @@ async fn p4_a_victim_gets_its_condition_and_deletion_as_it_is_stored_whatever_th
     };
     others(PODS_BEFORE, "before").await;
     let mut read = Vec::new();
-    for (name, grace_seconds) in [("same", 60), ("changed", 60), ("no-grace", 0)] {
+    for &(name, grace_seconds) in pods {
         let created = c.api.create_as(pod(name, grace_seconds)).await.unwrap();
-        c.api.bind_read(&created, &"n1".into()).await.unwrap();
+        if are_bound {
+            c.api.bind_read(&created, &"n1".into()).await.unwrap();
+        }
         read.push(c.api.get_as::<Pod>("default", name).await.unwrap());
     }
     let labels = Patch::Merge(json!({"metadata": {"labels": {"a": "b"}}}));
     c.api.patch(&POD, "default", "changed", "", labels).await.unwrap();
     others(PODS_AFTER, "after").await;
+    read
+}
+
+/// What the scheduler has read is the stored pod, or an earlier version of it.
+#[tokio::test(start_paused = true)]
+async fn p4_a_victim_gets_its_condition_and_deletion_as_it_is_stored_whatever_the_scheduler_has_read() {
+    let c = cluster().await;
+    let victims = [("same", 60), ("changed", 60), ("no-grace", 0)];
+    let read = read_earlier(&c, &victims, true).await;
     for read in &read {
         let name = read.object().name();
         let stored = c.api.get(&POD, "default", name).await.unwrap();
@@ -94,19 +104,7 @@ async fn p4_a_victim_gets_its_condition_and_deletion_as_it_is_stored_whatever_th
 #[tokio::test(start_paused = true)]
 async fn p4_a_nomination_is_written_to_the_pod_as_it_is_stored_whatever_the_scheduler_has_read() {
     let c = cluster().await;
-    let others = async |count: usize, name: &str| {
-        for n in 0..count {
-            c.api.create_as(pod(&format!("{name}-{n}"), 0)).await.unwrap();
-        }
-    };
-    others(PODS_BEFORE, "before").await;
-    let mut read = Vec::new();
-    for name in ["same", "changed"] {
-        read.push(c.api.create_as(pod(name, 60)).await.unwrap());
-    }
-    let labels = Patch::Merge(json!({"metadata": {"labels": {"a": "b"}}}));
-    c.api.patch(&POD, "default", "changed", "", labels).await.unwrap();
-    others(PODS_AFTER, "after").await;
+    let read = read_earlier(&c, &[("same", 60), ("changed", 60)], false).await;
     for read in &read {
         let name = read.object().name();
         let stored = c.api.get(&POD, "default", name).await.unwrap();
