@@ -410,6 +410,17 @@ impl Object {
         self.typed().as_any().downcast_ref()
     }
 
+    /// Calls `read` with the typed value; `None` if it is not a `T`. What has to be decoded of a slim object for it is dropped afterwards: for
+    /// readers of many objects that read each of them once, some time after its change. [`Object::get`] keeps it for the next reader.
+    pub fn with_typed<T: 'static, R>(&self, read: impl FnOnce(&T) -> R) -> Option<R> {
+        if self.typed.get().is_some() {
+            return self.get::<T>().map(read);
+        }
+        // The very bytes were decoded, or encoded by this process, before the object became slim.
+        let decoded = self.kind.ops.decode(&self.json).ok()?;
+        (*decoded.object).as_any().downcast_ref::<T>().map(read)
+    }
+
     /// A copy to be changed.
     pub fn to_typed<T: Clone + 'static>(&self) -> Option<T> {
         self.get::<T>().cloned()

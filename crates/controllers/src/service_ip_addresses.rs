@@ -6,6 +6,9 @@
 //! allocations, and IPAddress objects always follow them. An IPAddress that was not created by this controller (another value of
 //! the label `ipaddress.kubernetes.io/managed-by`) keeps the API server from allocating the address, and is not changed
 //! as long as no Service has the address.
+//!
+//! After thousands of Services were created it is far behind, and the objects that it reads are slim: what is decoded of them is not kept
+//! ([`Object::with_typed`]).
 
 use std::net::IpAddr;
 
@@ -14,7 +17,7 @@ use k8s_openapi::api::networking::v1::{IPAddress, IPAddressSpec, ParentReference
 use knarr_api::k8s_openapi;
 use knarr_api::kinds::service_ips::{IP_ADDRESS_MANAGER, LABEL_MANAGED_BY, allocated_to};
 use knarr_api::registry;
-use knarr_api::{Kind, Object, ObjectKey, Shared};
+use knarr_api::{Kind, Object, ObjectKey};
 use knarr_apimachinery::cidr::Cidr;
 
 use crate::action::{Action, Create, Delete, reference};
@@ -40,8 +43,12 @@ impl Controller for ServiceIpAddresses {
 
     fn keys(&self, view: &dyn View, changed: ObjectChange<'_>) -> Vec<ObjectKey> {
         if let Some(key) = changed.key_of(&registry::SERVICE) {
-            let before = changed.old.map(addresses).unwrap_or_default();
-            let after = changed.new.map(addresses).unwrap_or_default();
+            // Other controllers read the changed object, too: it is decoded once for all.
+            let addresses = |object: Option<&Object>| {
+                let service = object.and_then(|object| object.get::<Service>());
+                service.map(|service| allocated_to(service).0).unwrap_or_default()
+            };
+            let (before, after) = (addresses(changed.old), addresses(changed.new));
             if before == after {
                 return Vec::new();
             }
@@ -50,7 +57,11 @@ impl Controller for ServiceIpAddresses {
             return std::iter::once(key).chain(released).collect();
         }
         if let Some(key) = changed.key_of(&registry::IP_ADDRESS) {
-            let parents = changed.states().filter_map(parent_of);
+            // Most were just created by this controller: neither they nor their Services have to be reconciled.
+            if changed.old.is_none() && changed.new.is_some_and(|address| is_in_order(view, address)) {
+                return Vec::new();
+            }
+            let parents = changed.states().filter_map(|o| Allocated::of(o)?.parent);
             return parents.chain([key]).collect();
         }
         // Services whose addresses were in no range may be in the new one.
@@ -62,9 +73,9 @@ impl Controller for ServiceIpAddresses {
         }
         let ranges = ranges(cidr);
         let is_inside = |ip: &IpAddr| ranges.iter().any(|range| range.contains(*ip));
-        let services = view.list_as::<Service>("").into_iter();
-        let services = services.filter(|s| allocated_to(s).0.iter().any(is_inside));
-        services.map(|s| ObjectKey::of(s.object())).collect()
+        let services = view.list(&registry::SERVICE, "").into_iter();
+        let services = services.filter(|service| addresses(service).iter().any(is_inside));
+        services.map(|service| ObjectKey::of(&service)).collect()
     }
 
     fn reconcile(&self, context: &Context<'_>) -> Vec<Action> {
@@ -74,10 +85,8 @@ impl Controller for ServiceIpAddresses {
         if context.key.namespace.is_empty() {
             return release(context.view, &context.key.name);
         }
-        let Some(service) = context
-            .view
-            .get_as::<Service>(&context.key.namespace, &context.key.name)
-        else {
+        let (namespace, name) = (&context.key.namespace, &context.key.name);
+        let Some(service) = context.view.get(&registry::SERVICE, namespace, name) else {
             return Vec::new();
         };
         let ranges: Vec<Cidr> = {
@@ -87,8 +96,8 @@ impl Controller for ServiceIpAddresses {
         if ranges.is_empty() {
             return Vec::new(); // The API server has not created the default one yet.
         }
-        let addresses = allocated_to(&service).0.into_iter();
-        addresses
+        addresses(&service)
+            .into_iter()
             .flat_map(|ip| allocate(context.view, &service, ip, &ranges))
             .collect()
     }
@@ -97,8 +106,7 @@ impl Controller for ServiceIpAddresses {
 /// The addresses of a Service.
 fn addresses(object: &Object) -> Vec<IpAddr> {
     object
-        .get::<Service>()
-        .map(|s| allocated_to(s).0)
+        .with_typed(|service: &Service| allocated_to(service).0)
         .unwrap_or_default()
 }
 
@@ -110,50 +118,91 @@ fn ranges(cidr: &ServiceCIDR) -> Vec<Cidr> {
         .collect()
 }
 
-/// The Service that an IPAddress refers to.
-fn parent_of(object: &Object) -> Option<ObjectKey> {
-    let parent = &object.get::<IPAddress>()?.spec.parent_ref;
-    let is_service = parent.group.as_deref().unwrap_or("").is_empty() && parent.resource == "services";
-    is_service.then(|| ObjectKey::new(parent.namespace.clone().unwrap_or_default(), parent.name.clone()))
+/// An IPAddress, reduced to what is compared.
+struct Allocated {
+    /// The Service that it refers to.
+    parent: Option<ObjectKey>,
+    is_managed: bool,
+    /// The value of [`LABEL_FAMILY`].
+    family: Option<String>,
+    is_deleted: bool,
 }
 
-fn is_managed(address: &Object) -> bool {
-    let labels = address.metadata().labels.as_ref();
-    labels
-        .and_then(|l| l.get(LABEL_MANAGED_BY))
-        .is_some_and(|m| m == IP_ADDRESS_MANAGER)
+impl Allocated {
+    /// `None` if the object is not an IPAddress.
+    fn of(object: &Object) -> Option<Self> {
+        object.with_typed(|address: &IPAddress| {
+            let parent = &address.spec.parent_ref;
+            let is_service =
+                parent.group.as_deref().unwrap_or("").is_empty() && parent.resource == "services";
+            let key = || ObjectKey::new(parent.namespace.clone().unwrap_or_default(), &parent.name);
+            let labels = address.metadata.labels.as_ref();
+            let label = |name: &str| labels.and_then(|labels| labels.get(name));
+            Allocated {
+                parent: is_service.then(key),
+                is_managed: label(LABEL_MANAGED_BY).is_some_and(|manager| manager == IP_ADDRESS_MANAGER),
+                family: label(LABEL_FAMILY).cloned(),
+                is_deleted: address.metadata.deletion_timestamp.is_some(),
+            }
+        })
+    }
+
+    /// Whether it is as this controller creates it for an address of a Service.
+    fn is_for(&self, service: &ObjectKey, ip: IpAddr) -> bool {
+        self.parent.as_ref() == Some(service) && self.is_managed && self.family.as_deref() == Some(family(ip))
+    }
+}
+
+/// Whether a Service of the view has this address. Of most Services it is known without decoding them.
+fn has_address(view: &dyn View, service: &ObjectKey, ip: IpAddr) -> bool {
+    let service = view.get(&registry::SERVICE, &service.namespace, &service.name);
+    service.is_some_and(|service| {
+        let cluster_ip = service.field("spec.clusterIP").ok();
+        let cluster_ip = cluster_ip.and_then(|text| text.parse::<IpAddr>().ok());
+        // It is the first of `clusterIPs`.
+        cluster_ip == Some(ip) || addresses(&service).contains(&ip)
+    })
+}
+
+/// Whether the Service that an IPAddress refers to has the address. A later change of either enqueues it.
+fn is_in_order(view: &dyn View, address: &Object) -> bool {
+    let Some((allocated, ip)) = Allocated::of(address).zip(address.name().parse::<IpAddr>().ok()) else {
+        return false;
+    };
+    let parent = allocated.parent.as_ref().filter(|_| !allocated.is_deleted);
+    parent.is_some_and(|service| allocated.is_for(service, ip) && has_address(view, service, ip))
 }
 
 /// The IPAddress of a cluster IP of a Service: created, or created again if it does not refer to the Service.
-fn allocate(view: &dyn View, service: &Shared<Service>, ip: IpAddr, ranges: &[Cidr]) -> Vec<Action> {
-    let about = reference(service.object());
+fn allocate(view: &dyn View, service: &Object, ip: IpAddr, ranges: &[Cidr]) -> Vec<Action> {
     let family = family(ip);
     if !ranges.iter().any(|range| range.contains(ip)) {
         let message = format!(
             "Cluster IP [{family}]: {ip} is not within any configured Service CIDR; please recreate service"
         );
-        return vec![Action::warning(&about, "ClusterIPOutOfRange", message)];
+        return vec![Action::warning(
+            &reference(service),
+            "ClusterIPOutOfRange",
+            message,
+        )];
     }
-    let key = ObjectKey::of(service.object());
+    let key = ObjectKey::of(service);
     let Some(existing) = view.get(&registry::IP_ADDRESS, "", &ip.to_string()) else {
         return vec![Action::create(address(&key, ip))];
     };
-    let parent = parent_of(&existing);
-    if let Some(other) = parent.as_ref().filter(|parent| **parent != key) {
-        let other = view.get(&registry::SERVICE, &other.namespace, &other.name);
-        if other.is_some_and(|other| addresses(&other).contains(&ip)) {
-            let message = format!(
-                "Cluster IP [{family}]:{ip} was assigned to multiple services; please recreate service"
-            );
-            return vec![Action::warning(&about, "ClusterIPAlreadyAllocated", message)];
-        }
-    }
-    let labels = existing.metadata().labels.as_ref();
-    let has_family = labels
-        .and_then(|l| l.get(LABEL_FAMILY))
-        .is_some_and(|f| f == family);
-    if parent.as_ref() == Some(&key) && is_managed(&existing) && has_family {
+    let allocated = Allocated::of(&existing);
+    if allocated.as_ref().is_some_and(|found| found.is_for(&key, ip)) {
         return Vec::new();
+    }
+    let parent = allocated.and_then(|found| found.parent);
+    if parent.is_some_and(|other| other != key && has_address(view, &other, ip)) {
+        let message =
+            format!("Cluster IP [{family}]:{ip} was assigned to multiple services; please recreate service");
+        return vec![Action::warning(
+            &reference(service),
+            "ClusterIPAlreadyAllocated",
+            message,
+        )];
     }
     // parentRef is immutable.
     vec![
@@ -167,13 +216,16 @@ fn release(view: &dyn View, name: &str) -> Vec<Action> {
     let Some(existing) = view.get(&registry::IP_ADDRESS, "", name) else {
         return Vec::new();
     };
-    if !is_managed(&existing) || existing.metadata().deletion_timestamp.is_some() {
+    let Some(allocated) = Allocated::of(&existing).filter(|found| found.is_managed && !found.is_deleted)
+    else {
         return Vec::new();
-    }
-    let parent = parent_of(&existing);
-    let parent = parent.and_then(|key| view.get(&registry::SERVICE, &key.namespace, &key.name));
+    };
     let ip: Option<IpAddr> = name.parse().ok();
-    if parent.is_some_and(|service| ip.is_some_and(|ip| addresses(&service).contains(&ip))) {
+    if allocated
+        .parent
+        .zip(ip)
+        .is_some_and(|(service, ip)| has_address(view, &service, ip))
+    {
         return Vec::new();
     }
     vec![Action::Delete(Delete::of(&existing))]
@@ -334,5 +386,39 @@ mod tests {
             ServiceIpAddresses.keys(&world, changed(Some(&new), Some(&new))),
             []
         );
+    }
+
+    #[test]
+    fn n2_an_ip_address_in_order_enqueues_nothing_when_it_is_added() {
+        let mut world = world();
+        world.put(service("web", &["10.96.0.7", "fd00:10:96::7"]));
+        let mut bare = of("web", "10.96.0.7");
+        bare.metadata.labels = None;
+        let mut deleted = of("web", "10.96.0.7");
+        deleted.metadata.deletion_timestamp =
+            Some(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(at(0)));
+        for (address, parent) in [
+            (of("web", "10.96.0.7"), None),
+            (of("web", "fd00:10:96::7"), None),
+            (of("web", "10.96.0.8"), Some("web")),
+            (of("gone", "10.96.0.7"), Some("gone")),
+            (bare, Some("web")),
+            (deleted, Some("web")),
+        ] {
+            let object = world.put(address);
+            let keys = |old, new| {
+                let kind = &registry::IP_ADDRESS;
+                ServiceIpAddresses.keys(&world, ObjectChange { kind, old, new })
+            };
+            let own = ObjectKey::new("", object.name());
+            let expected = parent.map(|parent| [ObjectKey::new("d", parent), own.clone()]);
+            let added = keys(None, Some(&*object));
+            assert_eq!(added, expected.into_iter().flatten().collect::<Vec<_>>(), "{own}");
+            assert!(keys(Some(&*object), None).contains(&own), "{own} was deleted");
+            assert!(
+                keys(Some(&*object), Some(&*object)).contains(&own),
+                "{own} was changed"
+            );
+        }
     }
 }

@@ -75,6 +75,25 @@ fn a_slim_object_is_the_same_object() {
 }
 
 #[test]
+fn what_is_decoded_of_a_slim_object_for_one_read_is_not_kept() {
+    use k8s_openapi::api::core::v1::{ConfigMap, Secret};
+    let kind = &registry::CONFIG_MAP;
+    let written = serde_json::json!({"metadata": {"name": "a"}, "data": {"k": "v".repeat(SLIM_FROM_BYTES)}});
+    let typed = kind.ops.decode(written.to_string().as_bytes()).unwrap().object;
+    let full = Arc::new(Object::from_typed(kind, typed));
+    let slim = full.slim();
+    for object in [&full, &slim] {
+        let was_slim = object.is_slim();
+        let data = object.with_typed(|map: &ConfigMap| map.data.clone()).flatten();
+        assert_eq!(data.unwrap()["k"].len(), SLIM_FROM_BYTES);
+        assert_eq!(object.with_typed(|_: &Secret| ()), None);
+        assert_eq!(object.is_slim(), was_slim);
+    }
+    assert!(slim.get::<ConfigMap>().is_some() && !slim.is_slim());
+    assert!(slim.with_typed(|_: &ConfigMap| ()).is_some());
+}
+
+#[test]
 fn the_encoding_of_every_kind_begins_with_its_type() {
     for kind in registry::ALL.iter().filter(|k| k.is_stored()) {
         let typed = kind.ops.decode(br#"{"metadata":{"name":"a"}}"#).unwrap().object;
