@@ -59,10 +59,16 @@ impl Controller for EndpointSliceMirroring {
 
     fn keys(&self, view: &dyn View, changed: ObjectChange<'_>) -> Vec<ObjectKey> {
         if let Some(key) = changed.key_of(&registry::SERVICE) {
-            // A Service that always had a selector was never mirrored.
-            let concerns = changed
-                .states()
-                .any(|o| o.get::<Service>().is_some_and(|s| !has_selector(s)));
+            // A Service that always had a selector was never mirrored. Without Endpoints there is nothing to mirror, and slices of deleted
+            // Endpoints are enqueued by that deletion and by themselves: most Services without selector have slices of their own, and each
+            // reconciliation reads all slices of the namespace.
+            let has_endpoints = view
+                .get(&registry::ENDPOINTS, &key.namespace, &key.name)
+                .is_some();
+            let concerns = has_endpoints
+                && changed
+                    .states()
+                    .any(|o| o.get::<Service>().is_some_and(|s| !has_selector(s)));
             return Some(key).filter(|_| concerns).into_iter().collect();
         }
         if let Some(key) = changed.key_of(&registry::ENDPOINTS) {

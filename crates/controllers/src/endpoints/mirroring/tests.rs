@@ -233,4 +233,13 @@ fn changes_concern_endpoints_that_may_be_mirrored_only() {
     let with_selector = world.put(service(json!({"app": "db"})));
     assert_eq!(key(&world, &with_selector), []);
     assert_eq!(key(&world, &object), []);
+    let without = world.put(service(Value::Null));
+    assert_eq!(key(&world, &without), [ObjectKey::new("default", "db")]);
+    world.remove(&registry::ENDPOINTS, "default", "db");
+    assert_eq!(key(&world, &without), [], "there is nothing to mirror");
+    assert_eq!(
+        key(&world, slice.object()),
+        [ObjectKey::new("default", "db")],
+        "a slice that is left is deleted"
+    );
 }
