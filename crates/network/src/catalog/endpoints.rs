@@ -41,15 +41,28 @@ pub struct Endpoint {
     pub ready: bool,
     pub serving: bool,
     pub terminating: bool,
-    pub hostname: Option<Box<str>>,
     pub node: Option<NodeName>,
     pub zone: Option<Arc<str>>,
+    /// Boxed, as the hints are: there are many endpoints, and most have no hints.
+    names: Option<Box<Names>>,
+    hints: Option<Box<Hints>>,
+}
+
+/// Names of an endpoint that has at least one of them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Names {
+    hostname: Option<Box<str>>,
+    /// Of the Pod it targets.
+    pod: Option<Box<str>>,
+}
+
+/// Hints of an endpoint that has at least one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Hints {
     /// `hints.forZones`.
-    pub zone_hints: Box<[Arc<str>]>,
+    zones: Box<[Arc<str>]>,
     /// `hints.forNodes`.
-    pub node_hints: Box<[NodeName]>,
-    /// The name of the Pod it targets.
-    pub pod: Option<Box<str>>,
+    nodes: Box<[NodeName]>,
 }
 
 /// The endpoints of one slice, all of one address family.
@@ -74,6 +87,25 @@ impl Endpoint {
     /// Whether proxies send new connections to it while others like it are there.
     pub fn is_offered(&self) -> bool {
         self.ready && !self.terminating
+    }
+
+    pub fn hostname(&self) -> Option<&str> {
+        self.names.as_ref()?.hostname.as_deref()
+    }
+
+    /// The name of the Pod it targets.
+    pub fn pod(&self) -> Option<&str> {
+        self.names.as_ref()?.pod.as_deref()
+    }
+
+    /// `hints.forZones`.
+    pub fn zone_hints(&self) -> &[Arc<str>] {
+        self.hints.as_ref().map_or(&[], |hints| &hints.zones[..])
+    }
+
+    /// `hints.forNodes`.
+    pub fn node_hints(&self) -> &[NodeName] {
+        self.hints.as_ref().map_or(&[], |hints| &hints.nodes[..])
     }
 }
 
@@ -110,19 +142,27 @@ impl Slice {
             let hints = endpoint.hints.as_ref();
             let zones = hints.and_then(|h| h.for_zones.as_ref()).into_iter().flatten();
             let nodes = hints.and_then(|h| h.for_nodes.as_ref()).into_iter().flatten();
+            let hints = Hints {
+                zones: zones.map(|z| interner.get(&z.name)).collect(),
+                nodes: nodes.map(|n| interner.get(&n.name).into()).collect(),
+            };
+            let has_hints = !(hints.zones.is_empty() && hints.nodes.is_empty());
             let target = endpoint.target_ref.as_ref();
             let pod = target.filter(|t| t.kind.as_deref() == Some("Pod"));
+            let names = Names {
+                hostname: endpoint.hostname.as_deref().map(Into::into),
+                pod: pod.and_then(|t| t.name.as_deref()).map(Into::into),
+            };
+            let has_names = names.hostname.is_some() || names.pod.is_some();
             Some(Endpoint {
                 address,
                 ready,
                 serving: conditions.and_then(|c| c.serving).unwrap_or(ready),
                 terminating: conditions.and_then(|c| c.terminating).unwrap_or(false),
-                hostname: endpoint.hostname.as_deref().map(Into::into),
                 node: endpoint.node_name.as_deref().map(|n| interner.get(n).into()),
                 zone: endpoint.zone.as_deref().map(|z| interner.get(z)),
-                zone_hints: zones.map(|z| interner.get(&z.name)).collect(),
-                node_hints: nodes.map(|n| interner.get(&n.name).into()).collect(),
-                pod: pod.and_then(|t| t.name.as_deref()).map(Into::into),
+                names: has_names.then(|| Box::new(names)),
+                hints: has_hints.then(|| Box::new(hints)),
             })
         });
         Slice {

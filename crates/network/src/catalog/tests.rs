@@ -200,3 +200,29 @@ fn n2_the_slices_of_a_service_are_in_the_order_of_their_names_and_replaced_by_na
     assert_eq!(catalog.remove_slice("ns", "web-2"), None);
     assert_eq!(addresses(&catalog), ["10.1.0.1", "10.1.0.3"]);
 }
+
+#[test]
+fn n2_an_endpoint_has_its_names_and_hints_and_takes_little_memory_without_them() {
+    let mut catalog = Catalog::default();
+    let endpoints = json!([
+        {"addresses": ["10.1.0.1"]},
+        {"addresses": ["10.1.0.2"], "hostname": "a", "hints": {"forNodes": [{"name": "m"}]}},
+        {"addresses": ["10.1.0.3"], "targetRef": {"kind": "Pod", "name": "p"}, "hints": {"forZones": [{"name": "z"}]}},
+        {"addresses": ["10.1.0.4"], "targetRef": {"kind": "Node", "name": "m"}, "hints": {}},
+    ]);
+    let key = catalog
+        .apply_slice(&slice("web-1", "web", endpoints))
+        .pop()
+        .unwrap();
+    let endpoints = || catalog.slices(&key).flat_map(|slice| &slice.endpoints);
+    let names: Vec<_> = endpoints().map(|e| (e.hostname(), e.pod())).collect();
+    assert_eq!(
+        names,
+        [(None, None), (Some("a"), None), (None, Some("p")), (None, None)]
+    );
+    let hints: Vec<_> = endpoints()
+        .map(|e| (e.zone_hints().len(), e.node_hints().len()))
+        .collect();
+    assert_eq!(hints, [(0, 0), (0, 1), (1, 0), (0, 0)]);
+    assert!(size_of::<Endpoint>() <= 9 * size_of::<usize>());
+}

@@ -302,7 +302,7 @@ fn has_port(
 
 /// The label of an endpoint's own name: its hostname, or its address with dashes.
 pub(super) fn endpoint_label(endpoint: &Endpoint) -> String {
-    match (&endpoint.hostname, endpoint.address) {
+    match (endpoint.hostname(), endpoint.address) {
         (Some(hostname), _) if !hostname.is_empty() => hostname.to_string(),
         (_, IpAddr::V4(address)) => address.to_string().replace('.', "-"),
         (_, IpAddr::V6(address)) => address.to_string().replace(':', "-"),
@@ -310,7 +310,7 @@ pub(super) fn endpoint_label(endpoint: &Endpoint) -> String {
 }
 
 fn is_named(endpoint: &Endpoint, label: &str) -> bool {
-    match &endpoint.hostname {
+    match endpoint.hostname() {
         Some(hostname) if !hostname.is_empty() => hostname.eq_ignore_ascii_case(label),
         _ => pod_address(label) == Some(endpoint.address),
     }

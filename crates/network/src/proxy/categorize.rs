@@ -102,12 +102,12 @@ fn topology(candidates: &[Candidate<'_>], node: &NodeFacts) -> Topology {
     if ready().next().is_none() {
         return Topology::Anywhere;
     }
-    let all_name_nodes = ready().all(|e| !e.node_hints.is_empty());
-    if all_name_nodes && ready().any(|e| is_hinted(&e.node_hints, Some(&node.name))) {
+    let all_name_nodes = ready().all(|e| !e.node_hints().is_empty());
+    if all_name_nodes && ready().any(|e| is_hinted(e.node_hints(), Some(&node.name))) {
         return Topology::SameNode;
     }
-    let all_name_zones = ready().all(|e| !e.zone_hints.is_empty());
-    if all_name_zones && ready().any(|e| is_hinted(&e.zone_hints, node.zone.as_ref())) {
+    let all_name_zones = ready().all(|e| !e.zone_hints().is_empty());
+    if all_name_zones && ready().any(|e| is_hinted(e.zone_hints(), node.zone.as_ref())) {
         return Topology::SameZone;
     }
     Topology::Anywhere
@@ -138,8 +138,8 @@ pub fn categorize(
             c.endpoint.ready
                 && match topology {
                     Topology::Anywhere => true,
-                    Topology::SameNode => is_hinted(&c.endpoint.node_hints, Some(&node.name)),
-                    Topology::SameZone => is_hinted(&c.endpoint.zone_hints, node.zone.as_ref()),
+                    Topology::SameNode => is_hinted(c.endpoint.node_hints(), Some(&node.name)),
+                    Topology::SameZone => is_hinted(c.endpoint.zone_hints(), node.zone.as_ref()),
                 }
         });
         if categories.cluster.is_empty() {

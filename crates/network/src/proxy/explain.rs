@@ -156,12 +156,12 @@ pub fn explain(
                 port: candidate.backend.port,
                 node: candidate.endpoint.node.clone(),
                 zone: candidate.endpoint.zone.clone(),
-                pod: candidate.endpoint.pod.clone(),
+                pod: candidate.endpoint.pod().map(Into::into),
                 ready: candidate.endpoint.ready,
                 serving: candidate.endpoint.serving,
                 terminating: candidate.endpoint.terminating,
-                zone_hints: candidate.endpoint.zone_hints.clone(),
-                node_hints: candidate.endpoint.node_hints.clone(),
+                zone_hints: candidate.endpoint.zone_hints().into(),
+                node_hints: candidate.endpoint.node_hints().into(),
                 usage: usage(candidate),
             });
             ports.push(PortExplanation {

@@ -26,7 +26,8 @@ pub struct HealthCheck {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Program {
     pub ports: Box<[Port]>,
-    pub health: Option<HealthCheck>,
+    /// Boxed: few Services have one.
+    pub health: Option<Box<HealthCheck>>,
 }
 
 /// One port of a Service in one family.
@@ -133,7 +134,7 @@ impl Program {
         }
         Program {
             ports: ports.into(),
-            health: health(catalog, key, service, node),
+            health: health(catalog, key, service, node).map(Box::new),
         }
     }
 

@@ -127,7 +127,7 @@ impl Proxy {
     /// Services with a `healthCheckNodePort`.
     pub fn health_checks(&self) -> impl Iterator<Item = (&ServiceKey, HealthCheck)> {
         let programs = self.programs.iter();
-        programs.filter_map(|(key, program)| Some((key, program.health?)))
+        programs.filter_map(|(key, program)| Some((key, *program.health.as_deref()?)))
     }
 
     /// The seconds for which a Service's clients stay with their endpoint, as its elements have them. The table needs their
@@ -138,7 +138,7 @@ impl Proxy {
 
     /// As [`Proxy::health_checks`], of one Service.
     pub fn health_check(&self, key: &ServiceKey) -> Option<HealthCheck> {
-        self.programs.get(key)?.health
+        self.programs.get(key)?.health.as_deref().copied()
     }
 
     /// The Service that connections to a frontend are sent to: of several that claim it, the one whose cluster IP it is,
@@ -260,6 +260,7 @@ fn difference(old: Vec<Element>, new: Vec<Element>, change: &mut TableChange) {
 mod tests {
     use serde_json::json;
 
+    use super::Program;
     use crate::proxy::tests::{Node, config};
 
     #[test]
@@ -271,5 +272,10 @@ mod tests {
         node.catalog.remove_service("ns", "svc1");
         node.sync("svc1");
         assert!(node.proxy.programs.is_empty());
+    }
+
+    #[test]
+    fn n2_a_program_takes_as_much_memory_in_the_map_as_what_every_service_has() {
+        assert!(size_of::<Program>() <= 3 * size_of::<usize>());
     }
 }
