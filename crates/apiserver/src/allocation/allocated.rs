@@ -12,13 +12,13 @@ use knarr_apimachinery::capacity::ShrinkSparse;
 
 use crate::cache::KindCache;
 
-type Values = (Vec<IpAddr>, Vec<i32>);
+type Values = (Box<[IpAddr]>, Box<[i32]>);
 
 /// The addresses and node ports that Services have. See the module.
 #[derive(Default)]
 pub(super) struct AllocatedValues {
     /// By UID: a deleted Service and a new one of the same name are counted separately.
-    by_uid: HashMap<String, Values>,
+    by_uid: HashMap<Box<str>, Values>,
     addresses: Counts<IpAddr>,
     ports: Counts<i32>,
     /// The cache's last change of a Service that is counted here; `None` before the first.
@@ -99,13 +99,14 @@ impl AllocatedValues {
     }
 
     fn put(&mut self, object: &Object) {
-        let Some(service) = object.get::<Service>() else {
+        let Some((addresses, ports)) = object.with_typed::<Service, _>(allocated_to) else {
             return;
         };
-        let held = allocated_to(service);
-        held.0.iter().for_each(|address| self.addresses.add(*address));
-        held.1.iter().for_each(|port| self.ports.add(*port));
-        self.by_uid.insert(object.uid().to_string(), held);
+        addresses.iter().for_each(|address| self.addresses.add(*address));
+        ports.iter().for_each(|port| self.ports.add(*port));
+        // Without spare capacity: a collected Vec has room for four addresses, and most Services have one.
+        let held = (addresses.into(), ports.into());
+        self.by_uid.insert(object.uid().into(), held);
     }
 
     fn remove(&mut self, uid: &str) {
@@ -113,9 +114,9 @@ impl AllocatedValues {
             return;
         };
         addresses
-            .into_iter()
-            .for_each(|address| self.addresses.remove(address));
-        ports.into_iter().for_each(|port| self.ports.remove(port));
+            .iter()
+            .for_each(|address| self.addresses.remove(*address));
+        ports.iter().for_each(|port| self.ports.remove(*port));
     }
 
     /// What Services other than the one of this UID have, if there is one.
@@ -215,6 +216,18 @@ mod tests {
         cache.forget_history(21);
         allocated.follow(&cache);
         assert_eq!(taken(&allocated, None), [5, 30005]);
+    }
+
+    #[test]
+    fn n2_a_service_is_kept_without_spare_capacity_and_is_not_decoded_for_it() {
+        assert!(size_of::<(Box<str>, Values)>() <= 6 * size_of::<usize>());
+        let mut allocated = AllocatedValues::default();
+        let full = service("a", &"u".repeat(512), 3, "10.96.0.1", 30001);
+        let slim = full.slim();
+        assert!(slim.is_slim() && !full.is_slim());
+        allocated.put(&slim);
+        assert!(slim.is_slim());
+        assert_eq!(taken(&allocated, None), [1, 30001]);
     }
 
     #[test]
