@@ -493,3 +493,12 @@ fn every_kind_that_can_be_listed_watched_and_deleted_is_collected_but_events() {
         assert_eq!(all.contains(kind), expected, "{} {}", kind.group(), kind.plural());
     }
 }
+
+#[test]
+fn the_nodes_of_the_graph_take_little_memory_where_the_map_is_empty() {
+    fn entry_bytes<K, V>(_: &BTreeMap<K, V>) -> usize {
+        size_of::<(K, V)>()
+    }
+    assert!(entry_bytes(&Graph::default().nodes) <= 3 * size_of::<usize>());
+    assert!(size_of::<Node>() <= 12 * size_of::<usize>());
+}
