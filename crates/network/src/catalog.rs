@@ -135,15 +135,26 @@ impl Slices {
     }
 }
 
+/// A Service and its slices, which may be there before the Service and after it.
+#[derive(Default)]
+struct Entry {
+    service: Option<Service>,
+    slices: Slices,
+}
+
+impl Entry {
+    fn is_empty(&self) -> bool {
+        self.service.is_none() && self.slices.is_empty()
+    }
+}
+
 /// All Services and EndpointSlices of the cluster.
 #[derive(Default)]
 pub struct Catalog {
-    /// Boxed: almost half of each of the map's nodes is empty.
-    services: BTreeMap<ServiceKey, Box<Service>>,
-    /// By Service. Slices may be there before their Service and after it.
-    slices: BTreeMap<ServiceKey, Slices>,
-    /// Which Service a slice belongs to, by the slice's namespace and name.
-    owners: BTreeMap<(Arc<str>, Box<str>), ServiceKey>,
+    /// Boxed: almost half of each of the map's nodes is empty. None has neither a Service nor slices.
+    entries: BTreeMap<ServiceKey, Box<Entry>>,
+    /// The name of the Service that a slice belongs to, by the slice's namespace and name.
+    owners: BTreeMap<(Arc<str>, Box<str>), Arc<str>>,
     /// Services by their cluster IPs, for reverse DNS queries.
     by_cluster_ip: BTreeMap<IpAddr, ServiceKey>,
     interner: Interner,
@@ -169,7 +180,7 @@ impl Catalog {
         for ip in &new.cluster_ips {
             self.by_cluster_ip.insert(*ip, key.clone());
         }
-        self.services.insert(key.clone(), Box::new(new));
+        self.entries.entry(key.clone()).or_default().service = Some(new);
         Some(key)
     }
 
@@ -177,7 +188,8 @@ impl Catalog {
     pub fn remove_service(&mut self, namespace: &str, name: &str) -> Option<ServiceKey> {
         let key = self.key(namespace, name);
         self.forget_addresses(&key);
-        self.services.remove(&key)?;
+        self.entries.get_mut(&key)?.service.take()?;
+        self.drop_if_empty(&key);
         self.removed();
         Some(key)
     }
@@ -197,17 +209,17 @@ impl Catalog {
         let key = self.key(namespace, service);
         let mut changed = Vec::new();
         let owner = (key.namespace.clone(), Box::from(name));
-        if self.owners.get(&owner).is_some_and(|before| *before != key) {
+        if self.owners.get(&owner).is_some_and(|before| *before != key.name) {
             changed.extend(self.remove_slice(namespace, name));
         }
         let new = Slice::of(slice, &mut self.interner);
-        let slices = self.slices.entry(key.clone()).or_default();
-        let before = slices.get(name);
+        let entry = self.entries.entry(key.clone()).or_default();
+        let before = entry.slices.get(name);
         if before != Some(&new) {
             self.withdrawn
                 .extend(before.iter().flat_map(|before| before.withdrawn(Some(&new))));
-            slices.insert(name, new);
-            self.owners.insert(owner, key.clone());
+            entry.slices.insert(name, new);
+            self.owners.insert(owner, key.name.clone());
             changed.push(key);
         }
         changed
@@ -216,37 +228,41 @@ impl Catalog {
     /// Removes a deleted EndpointSlice. Returns the Service that it belonged to, if it was known.
     pub fn remove_slice(&mut self, namespace: &str, name: &str) -> Option<ServiceKey> {
         let owner = (self.interner.get(namespace), Box::from(name));
-        let key = self.owners.remove(&owner)?;
-        if let Some(slices) = self.slices.get_mut(&key) {
-            let before = slices.remove(name);
+        let service = self.owners.remove(&owner)?;
+        let key = ServiceKey {
+            namespace: owner.0,
+            name: service,
+        };
+        if let Some(entry) = self.entries.get_mut(&key) {
+            let before = entry.slices.remove(name);
             self.withdrawn
                 .extend(before.iter().flat_map(|before| before.withdrawn(None)));
-            if slices.is_empty() {
-                self.slices.remove(&key);
-            }
+            self.drop_if_empty(&key);
         }
         self.removed();
         Some(key)
     }
 
     pub fn service(&self, key: &ServiceKey) -> Option<&Service> {
-        self.services.get(key).map(|service| &**service)
+        self.entries.get(key)?.service.as_ref()
     }
 
     /// A Service by namespace and name.
     pub fn service_named(&self, namespace: &str, name: &str) -> Option<(&ServiceKey, &Service)> {
-        let (key, service) = self.services.get_key_value(&ServiceKey::new(namespace, name))?;
-        Some((key, &**service))
+        let (key, entry) = self.entries.get_key_value(&ServiceKey::new(namespace, name))?;
+        Some((key, entry.service.as_ref()?))
     }
 
     /// All Services, in the order of namespace and name.
     pub fn services(&self) -> impl Iterator<Item = (&ServiceKey, &Service)> {
-        self.services.iter().map(|(key, service)| (key, &**service))
+        let entries = self.entries.iter();
+        entries.filter_map(|(key, entry)| Some((key, entry.service.as_ref()?)))
     }
 
     /// The slices of a Service, in the order of their names.
     pub fn slices(&self, key: &ServiceKey) -> impl Iterator<Item = &Slice> {
-        self.slices.get(key).into_iter().flat_map(Slices::values)
+        let entry = self.entries.get(key).into_iter();
+        entry.flat_map(|entry| entry.slices.values())
     }
 
     /// The slices of a Service that service proxies serve.
@@ -268,11 +284,11 @@ impl Catalog {
     pub fn offers(&self, namespace: &str, addresses: &[IpAddr]) -> bool {
         let first = ServiceKey::new(namespace, "");
         let of_namespace = self
-            .slices
+            .entries
             .range(first..)
             .take_while(|(key, _)| &*key.namespace == namespace);
         of_namespace
-            .flat_map(|(_, slices)| slices.values())
+            .flat_map(|(_, entry)| entry.slices.values())
             .flat_map(|slice| &slice.endpoints)
             .any(|e| e.is_offered() && addresses.contains(&e.address))
     }
@@ -281,15 +297,16 @@ impl Catalog {
     /// the Service has publishNotReadyAddresses.
     pub fn may_offer(&self, namespace: &str, labels: &BTreeMap<String, String>, is_ready: bool) -> bool {
         let first = ServiceKey::new(namespace, "");
-        self.services
+        self.entries
             .range(first..)
             .take_while(|(key, _)| &*key.namespace == namespace)
-            .any(|(_, service)| (is_ready || service.publish_not_ready) && service.selects(labels))
+            .filter_map(|(_, entry)| entry.service.as_ref())
+            .any(|service| (is_ready || service.publish_not_ready) && service.selects(labels))
     }
 
     /// All addresses that are offered to new connections, of all Services.
     pub fn offered(&self) -> BTreeSet<IpAddr> {
-        let slices = self.slices.values().flat_map(Slices::values);
+        let slices = self.entries.values().flat_map(|entry| entry.slices.values());
         let endpoints = slices.flat_map(|slice| &slice.endpoints);
         endpoints.filter(|e| e.is_offered()).map(|e| e.address).collect()
     }
@@ -309,10 +326,17 @@ impl Catalog {
     }
 
     fn forget_addresses(&mut self, key: &ServiceKey) {
-        for ip in self.services.get(key).into_iter().flat_map(|s| &s.cluster_ips) {
+        let service = self.entries.get(key).and_then(|entry| entry.service.as_ref());
+        for ip in service.into_iter().flat_map(|service| &service.cluster_ips) {
             if self.by_cluster_ip.get(ip) == Some(key) {
                 self.by_cluster_ip.remove(ip);
             }
+        }
+    }
+
+    fn drop_if_empty(&mut self, key: &ServiceKey) {
+        if self.entries.get(key).is_some_and(|entry| entry.is_empty()) {
+            self.entries.remove(key);
         }
     }
 

@@ -56,11 +56,11 @@ pub struct Service {
     pub cluster_ips: Vec<IpAddr>,
     pub headless: bool,
     pub ports: Vec<ServicePort>,
-    pub external_ips: Vec<IpAddr>,
+    pub external_ips: Box<[IpAddr]>,
     /// `status.loadBalancer.ingress` addresses whose `ipMode` is `VIP` (or absent).
-    pub load_balancer_ips: Vec<IpAddr>,
+    pub load_balancer_ips: Box<[IpAddr]>,
     /// `loadBalancerSourceRanges`; empty: all sources.
-    pub source_ranges: Vec<IpNet>,
+    pub source_ranges: Box<[IpNet]>,
     /// Seconds that a client stays with its endpoint; `None` without ClientIP affinity.
     pub affinity_seconds: Option<u32>,
     pub internal_policy: TrafficPolicy,
@@ -146,10 +146,10 @@ impl Service {
         Service {
             headless: cluster_ips.is_empty() && !is_external_name,
             ports: fitted(ports),
-            external_ips: addresses(spec.external_ips.iter().flatten()),
+            external_ips: addresses(spec.external_ips.iter().flatten()).into(),
             load_balancer_ips: match service_type {
-                ServiceType::LoadBalancer => addresses(vip.filter_map(|i| i.ip.as_ref())),
-                _ => Vec::new(),
+                ServiceType::LoadBalancer => addresses(vip.filter_map(|i| i.ip.as_ref())).into(),
+                _ => Box::default(),
             },
             source_ranges: match service_type {
                 ServiceType::LoadBalancer => spec
@@ -159,7 +159,7 @@ impl Service {
                     .filter_map(|range| range.trim().parse::<IpNet>().ok())
                     .map(|range| range.trunc())
                     .collect(),
-                _ => Vec::new(),
+                _ => Box::default(),
             },
             affinity_seconds: has_affinity.then(|| timeout.unwrap_or(AFFINITY_SECONDS)),
             internal_policy: TrafficPolicy::parse(spec.internal_traffic_policy.as_deref()),

@@ -134,8 +134,8 @@ fn n2_source_ranges_and_balancer_addresses_count_for_load_balancers_only() {
     };
     let key = catalog.apply_service(&spec("LoadBalancer")).unwrap();
     let kept = catalog.service(&key).unwrap();
-    assert_eq!(kept.source_ranges, ["10.0.0.0/8".parse().unwrap()]);
-    assert_eq!(kept.load_balancer_ips, ["192.0.2.1".parse::<IpAddr>().unwrap()]);
+    assert_eq!(*kept.source_ranges, ["10.0.0.0/8".parse().unwrap()]);
+    assert_eq!(*kept.load_balancer_ips, ["192.0.2.1".parse::<IpAddr>().unwrap()]);
     catalog.apply_service(&spec("NodePort"));
     let kept = catalog.service(&key).unwrap();
     assert!(kept.source_ranges.is_empty() && kept.load_balancer_ips.is_empty());
@@ -225,4 +225,30 @@ fn n2_an_endpoint_has_its_names_and_hints_and_takes_little_memory_without_them()
         .collect();
     assert_eq!(hints, [(0, 0), (0, 1), (1, 0), (0, 0)]);
     assert!(size_of::<Endpoint>() <= 9 * size_of::<usize>());
+}
+
+#[test]
+fn n2_nothing_is_kept_of_a_deleted_service_and_its_slices_whichever_is_deleted_first() {
+    let spec = json!({"clusterIP": "10.0.0.1", "clusterIPs": ["10.0.0.1"], "ports": [{"port": 80}]});
+    for service_first in [true, false] {
+        let mut catalog = Catalog::default();
+        let key = catalog.apply_service(&service(spec.clone())).unwrap();
+        catalog.apply_slice(&slice("s", "web", json!([{"addresses": ["10.1.0.1"]}])));
+        assert_eq!((catalog.entries.len(), catalog.owners.len()), (1, 1));
+        assert!(size_of::<Entry>() <= 24 * size_of::<usize>());
+        for delete_service in [service_first, !service_first] {
+            let of = |catalog: &Catalog| (catalog.services().count(), catalog.slices(&key).count());
+            let before = of(&catalog);
+            if delete_service {
+                assert_eq!(catalog.remove_service("ns", "web").as_ref(), Some(&key));
+                assert_eq!(of(&catalog), (0, before.1));
+                assert!(catalog.service(&key).is_none() && catalog.service_named("ns", "web").is_none());
+            } else {
+                assert_eq!(catalog.remove_slice("ns", "s").as_ref(), Some(&key));
+                assert_eq!(of(&catalog), (before.0, 0));
+            }
+        }
+        assert!(catalog.entries.is_empty() && catalog.owners.is_empty());
+        assert!(catalog.by_cluster_ip.is_empty());
+    }
 }

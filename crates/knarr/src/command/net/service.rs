@@ -90,7 +90,7 @@ pub fn report(
         traffic_distribution: service.traffic_distribution.as_ref().map(ToString::to_string),
         affinity_seconds: service.affinity_seconds,
         health_check_node_port: Some(service.health_check_node_port).filter(|port| *port != 0),
-        source_ranges: service.source_ranges.clone(),
+        source_ranges: service.source_ranges.to_vec(),
         not_proxied: not_proxied.map(|why| why_not(why).to_string()),
         ports,
         names: names::of_service(objects, key),
