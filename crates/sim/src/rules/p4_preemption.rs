@@ -1,12 +1,12 @@
 //! P4: a pod is preempted only for one of a higher priority whose preemptionPolicy allows it, and which has no node
-//! or had none just now.
+//! or had none just now, as far as a scheduler can know that.
 
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::jiff::SignedDuration;
 use knarr_api::k8s_openapi;
 
 use crate::finding::Finding;
-use crate::world::{Life, Observation, World, disrupted_by};
+use crate::world::{Life, Observation, WITHOUT_LEASE, World, disrupted_by};
 
 /// The longest time that a request of the scheduler is in progress.
 const DECIDED_WITHIN: SignedDuration = SignedDuration::from_secs(60);
@@ -21,10 +21,18 @@ fn preempts(pod: &Pod) -> bool {
     policy != Some("Never")
 }
 
-/// Whether the pod may have waited for a node when the scheduler decided, at most so long ago.
+/// Whether the pod may have waited for a node as far as the scheduler knew when it decided, at most so long ago.
 fn waited(life: &Life, world: &World) -> bool {
     let lately = |at| world.now.duration_since(at) <= DECIDED_WITHIN;
-    life.bound_at.is_none_or(lately) && life.removed_at.is_none_or(lately)
+    is_view_old(world) || life.bound_at.is_none_or(lately) && life.removed_at.is_none_or(lately)
+}
+
+/// Whether a manager that ignores the lease may decide by what was true before a fault: its watches resume, and it receives the
+/// changes since then one after the other.
+fn is_view_old(world: &World) -> bool {
+    let well = world.all_well_since(|name| name == WITHOUT_LEASE);
+    let is_settled = well.is_some_and(|since| world.now.duration_since(since) > DECIDED_WITHIN);
+    world.has_manager_without_lease() && !is_settled
 }
 
 pub(crate) fn check(seen: &Observation<'_>, world: &World) -> Result<(), Finding> {

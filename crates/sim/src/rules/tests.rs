@@ -15,7 +15,9 @@ use knarr_api::k8s_openapi;
 use serde_json::json;
 
 use super::ALL;
-use crate::world::{Disk, DiskUser, Holder, Kubelet, Life, Observation, Process, Switch, World};
+use crate::world::{
+    Disk, DiskUser, Holder, Kubelet, Life, Observation, Process, Switch, WITHOUT_LEASE, World,
+};
 
 fn broken(seen: &Observation<'_>, world: &World) -> Vec<&'static str> {
     let failed = ALL.iter().filter(|(_, check)| check(seen, world).is_err());
@@ -324,6 +326,39 @@ fn p4_preemption_for_nothing_more_important_that_may_preempt_is_seen() {
         assert_eq!(found, expect, "{priority} {policy} {bound_at:?} {removed_at:?}");
         // It is checked once, when it happens.
         assert!(broken(&written(&preempted, &preempted), &world).is_empty());
+    }
+}
+
+/// Seed 1107000023: such a manager had received nothing for 13 minutes.
+#[test]
+fn p4_a_manager_without_the_lease_may_preempt_by_what_it_knew_before_a_fault() {
+    let now: Timestamp = "2026-01-01T00:10:00Z".parse().unwrap();
+    let before = |seconds: i64| now - SignedDuration::from_secs(seconds);
+    for (manager, well_since, priority, expect) in [
+        (WITHOUT_LEASE, None, 6, vec![]),
+        (WITHOUT_LEASE, Some(before(10)), 6, vec![]),
+        (WITHOUT_LEASE, Some(before(90)), 6, vec!["P4"]),
+        (WITHOUT_LEASE, None, 5, vec!["P4"]),
+        ("control-b", None, 6, vec!["P4"]),
+    ] {
+        let mut world = World {
+            now,
+            ..World::default()
+        };
+        world.well_since.insert(manager.into(), well_since);
+        let mut victim = pod("Pending", "", None);
+        victim.spec.as_mut().unwrap().priority = Some(5);
+        let mut other = pod("Running", "n1", None);
+        other.spec.as_mut().unwrap().priority = Some(priority);
+        let other = Life {
+            bound_at: Some(before(600)),
+            ..life(other)
+        };
+        world.pods.insert("other".into(), other);
+        world.pods.insert("u".into(), life(victim.clone()));
+        let preempted = disrupted(victim.clone(), "PreemptionByScheduler");
+        let found = broken(&written(&victim, &preempted), &world);
+        assert_eq!(found, expect, "{manager} {well_since:?} {priority}");
     }
 }
 
