@@ -12,6 +12,8 @@ pub(crate) struct Commit {
     /// Namespace and name.
     pub name: String,
     pub is_deletion: bool,
+    /// The revision of the write before it; `None` if the pod did not exist.
+    before: Option<u64>,
 }
 
 /// Nothing is kept unless a rule needs it.
@@ -23,11 +25,17 @@ pub(crate) struct Commits {
     all: BTreeSet<(u64, String)>,
     /// By revision.
     pods: BTreeMap<u64, Commit>,
+    /// The pods that exist, each with the revision of its last write.
+    existing: BTreeMap<String, u64>,
 }
 
 impl Commits {
     pub fn keep(&mut self) {
         self.is_kept = true;
+    }
+
+    pub fn are_kept(&self) -> bool {
+        self.is_kept
     }
 
     pub fn add(&mut self, revision: u64, key: &str, is_deletion: bool) {
@@ -37,10 +45,15 @@ impl Commits {
         }
         self.all.insert((revision, key.into()));
         if let Some(name) = key.strip_prefix(PODS) {
+            let before = match is_deletion {
+                true => self.existing.remove(name),
+                false => self.existing.insert(name.into(), revision),
+            };
             let commit = Commit {
                 revision,
                 name: name.into(),
                 is_deletion,
+                before,
             };
             self.pods.insert(revision, commit);
         }
@@ -66,15 +79,53 @@ impl Commits {
         self.pods.range(after + 1..).next().map(|(_, commit)| commit)
     }
 
-    /// The pods as of a revision, each with the revision of its last write.
+    /// The pods as of a revision, each with the revision of its last write: those that exist now, without the commits after it. Most lists are
+    /// as of one of the last revisions, and a history of hours has tens of thousands of commits.
     pub fn pods_at(&self, revision: u64) -> BTreeMap<&str, u64> {
-        let mut there = BTreeMap::new();
-        for commit in self.pods.range(..=revision).map(|(_, commit)| commit) {
-            match commit.is_deletion {
-                true => there.remove(commit.name.as_str()),
-                false => there.insert(commit.name.as_str(), commit.revision),
+        let existing = self.existing.iter();
+        let mut there: BTreeMap<&str, u64> = existing.map(|(name, at)| (name.as_str(), *at)).collect();
+        for commit in self.pods.range(revision + 1..).rev().map(|(_, commit)| commit) {
+            match commit.before {
+                Some(before) => there.insert(commit.name.as_str(), before),
+                None => there.remove(commit.name.as_str()),
             };
         }
         there
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn s9_the_pods_as_of_a_revision_are_those_that_the_commits_up_to_it_left() {
+        let mut commits = Commits::default();
+        commits.keep();
+        for (revision, name, is_deletion) in [
+            (2, "ns/a", false),
+            (3, "ns/b", false),
+            (5, "ns/a", false),
+            (6, "ns/b", true),
+            (8, "ns/b", false),
+            (9, "ns/a", true),
+            (10, "ns/b", false),
+        ] {
+            commits.add(revision, &format!("{PODS}{name}"), is_deletion);
+        }
+        for (revision, expected) in [
+            (0, vec![]),
+            (2, vec![("ns/a", 2)]),
+            (4, vec![("ns/a", 2), ("ns/b", 3)]),
+            (5, vec![("ns/a", 5), ("ns/b", 3)]),
+            (7, vec![("ns/a", 5)]),
+            (8, vec![("ns/a", 5), ("ns/b", 8)]),
+            (9, vec![("ns/b", 8)]),
+            (10, vec![("ns/b", 10)]),
+            (11, vec![("ns/b", 10)]),
+        ] {
+            let found: Vec<_> = commits.pods_at(revision).into_iter().collect();
+            assert_eq!(found, expected, "as of {revision}");
+        }
     }
 }
