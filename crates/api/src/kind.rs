@@ -8,6 +8,7 @@
 use std::borrow::Cow;
 use std::fmt;
 use std::ops::Deref;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 use crate::api_type::Ops;
@@ -124,6 +125,15 @@ pub(crate) struct KindNames {
     pub(crate) singular: Cow<'static, str>,
 }
 
+/// See [`KindInfo::decoded_again`].
+pub(crate) struct DecodedAgain(AtomicU64);
+
+impl DecodedAgain {
+    pub(crate) const fn new() -> Self {
+        DecodedAgain(AtomicU64::new(0))
+    }
+}
+
 /// The data of a [`Kind`]: one kind at one group and version, as it is served.
 pub struct KindInfo {
     pub(crate) names: KindNames,
@@ -136,6 +146,7 @@ pub struct KindInfo {
     pub(crate) stored_as: Option<&'static Kind>,
     /// The kind's rules, without its Rust type.
     pub ops: KindOps,
+    pub(crate) decoded_again: DecodedAgain,
 }
 
 /// All versions of one definition. They are made and freed together, so that a request that began with one version
@@ -287,6 +298,20 @@ impl Kind {
 }
 
 impl KindInfo {
+    /// How often [slim](crate::Object::slim) objects of this kind have been decoded again in this process. While a cache that has only slim ones
+    /// finds the same number, they are as they were. `None` for custom kinds: the objects of one definition can be of several versions.
+    pub fn decoded_again(&self) -> Option<u64> {
+        match self.ops.custom() {
+            None => Some(self.decoded_again.0.load(Ordering::Acquire)),
+            Some(_) => None,
+        }
+    }
+
+    /// To be called after the object has its decoded form: a cache that reads the number first and the objects then misses neither.
+    pub(crate) fn count_decoded_again(&self) {
+        self.decoded_again.0.fetch_add(1, Ordering::Release);
+    }
+
     /// Empty for the core group.
     pub fn group(&self) -> &str {
         &self.names.group

@@ -342,10 +342,17 @@ impl Object {
     /// Without managedFields if the object is slim: those are in the typed value.
     pub fn metadata(&self) -> &ObjectMeta {
         match (self.typed.get(), &self.summary) {
-            (None, Some(summary)) => summary.metadata.get_or_init(|| {
-                let read = metadata_in(&self.kind, &self.json);
-                Box::new(read.unwrap_or_else(|| without_managers(self.typed().metadata())))
-            }),
+            (None, Some(summary)) => {
+                if let Some(metadata) = summary.metadata.get() {
+                    return metadata;
+                }
+                let metadata = summary.metadata.get_or_init(|| {
+                    let read = metadata_in(&self.kind, &self.json);
+                    Box::new(read.unwrap_or_else(|| without_managers(self.typed().metadata())))
+                });
+                self.kind.count_decoded_again();
+                metadata
+            }
             _ => self.typed().metadata(),
         }
     }
@@ -399,11 +406,16 @@ impl Object {
 
     /// For a slim object it is decoded, once.
     pub fn typed(&self) -> &dyn AnyObject {
-        &**self.typed.get_or_init(|| match self.kind.ops.decode(&self.json) {
+        if let Some(typed) = self.typed.get() {
+            return &**typed;
+        }
+        let typed = self.typed.get_or_init(|| match self.kind.ops.decode(&self.json) {
             Ok(decoded) => decoded.object,
             // The very bytes were decoded, or encoded by this process, before the object became slim.
             Err(e) => unreachable!("{self:?} cannot be decoded any more: {e}"),
-        })
+        });
+        self.kind.count_decoded_again();
+        &**typed
     }
 
     pub fn get<T: 'static>(&self) -> Option<&T> {

@@ -15,7 +15,8 @@ use crate::api_type::TypedOps;
 use crate::custom;
 use crate::emulation::Emulation;
 use crate::kind::{
-    ALL_VERBS, CREATE_ONLY, Kind, KindInfo, KindNames, KindOps, NameList, Scope, Subresource, Verbs,
+    ALL_VERBS, CREATE_ONLY, DecodedAgain, Kind, KindInfo, KindNames, KindOps, NameList, Scope, Subresource,
+    Verbs,
 };
 
 const STATUS_VERBS: Verbs = &["get", "patch", "update"];
@@ -56,6 +57,7 @@ macro_rules! kinds {
                     subresources: $subs,
                     stored_as: kinds!(@stored $($stored)?),
                     ops: KindOps::BuiltIn(&TypedOps::<$t>::new()),
+                    decoded_again: DecodedAgain::new(),
                 };
                 Kind::built_in(&INFO)
             };

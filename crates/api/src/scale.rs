@@ -13,7 +13,7 @@ use knarr_apimachinery::field::{ErrorList, Path};
 use crate::any_object::AnyObject;
 use crate::api_type::TypedOps;
 use crate::custom::CustomObject;
-use crate::kind::{Kind, KindInfo, KindNames, KindOps, NameList, Scope};
+use crate::kind::{DecodedAgain, Kind, KindInfo, KindNames, KindOps, NameList, Scope};
 use crate::kinds::scale::new_scale;
 use crate::object::Object;
 
@@ -34,6 +34,7 @@ pub static SCALE: Kind = {
         subresources: &[],
         stored_as: None,
         ops: KindOps::BuiltIn(&TypedOps::<Scale>::new()),
+        decoded_again: DecodedAgain::new(),
     };
     Kind::built_in(&INFO)
 };

@@ -4,6 +4,8 @@
 //! only enqueues a key, and what is then done follows from the state in the store. Once [`Store::last_sync_revision`] returns a
 //! revision, the store contains the changes up to it *and* the handlers have been called for them.
 
+use std::borrow::Borrow;
+use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -53,6 +55,8 @@ impl Change {
 pub struct Index {
     pub name: &'static str,
     pub value: fn(&Object) -> Option<String>,
+    /// Whether two versions of one object are known to have the same value without making it. Most changes keep it.
+    pub is_unchanged: fn(&Object, &Object) -> bool,
 }
 
 /// By the uid of the controller (`ownerReferences[].controller`); objects without one are found under [`orphans_of`] their
@@ -66,6 +70,7 @@ pub const CONTROLLER: Index = Index {
             uid => uid.to_string(),
         })
     },
+    is_unchanged: |old, new| old.controller_uid() == new.controller_uid(),
 };
 
 /// The value of [`CONTROLLER`] for the objects of a namespace without a controller. No uid contains a slash.
@@ -80,19 +85,82 @@ pub const NODE_NAME: Index = Index {
         // An error if the object is not a Pod.
         object.field("spec.nodeName").ok()
     },
+    is_unchanged: |_, _| false,
 };
 
 type Handler = Box<dyn Fn(&Change) + Send + Sync>;
 type Buckets = BTreeMap<String, BTreeSet<Arc<ObjectKey>>>;
 
+/// A key that is found by its names: no key is made for a lookup.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
+struct StoredKey(Arc<ObjectKey>);
+
+/// Namespace and name, in the order of [`ObjectKey`].
+trait Names {
+    fn names(&self) -> (&str, &str);
+}
+
+impl Names for StoredKey {
+    fn names(&self) -> (&str, &str) {
+        (&self.0.namespace, &self.0.name)
+    }
+}
+
+impl Names for (&str, &str) {
+    fn names(&self) -> (&str, &str) {
+        (self.0, self.1)
+    }
+}
+
+impl PartialEq for dyn Names + '_ {
+    fn eq(&self, other: &Self) -> bool {
+        self.names() == other.names()
+    }
+}
+
+impl Eq for dyn Names + '_ {}
+
+impl PartialOrd for dyn Names + '_ {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for dyn Names + '_ {
+    fn cmp(&self, other: &Self) -> Ordering {
+        self.names().cmp(&other.names())
+    }
+}
+
+impl<'a> Borrow<dyn Names + 'a> for StoredKey {
+    fn borrow(&self) -> &(dyn Names + 'a) {
+        self
+    }
+}
+
+impl Borrow<ObjectKey> for StoredKey {
+    fn borrow(&self) -> &ObjectKey {
+        &self.0
+    }
+}
+
+/// An object with its key.
+struct Stored {
+    key: Arc<ObjectKey>,
+    object: Arc<Object>,
+}
+
 #[derive(Default)]
 struct Objects {
     /// The indexes share the keys.
-    objects: BTreeMap<Arc<ObjectKey>, Arc<Object>>,
+    objects: BTreeMap<StoredKey, Stored>,
     /// In the order of [`Store::indexes`].
     indexes: Vec<Buckets>,
     /// The last changes; objects that changed earlier are kept without their decoded form.
     fresh: VecDeque<(Arc<ObjectKey>, u64)>,
+    /// How often objects of the kind had been decoded again ([`decoded_again`](knarr_api::kind::KindInfo::decoded_again)) when all but the last changed
+    /// were found without their decoded form. While that is the number, there is nothing to drop. `None`: they have to be visited.
+    settled: Option<u64>,
 }
 
 /// How many of the last changed objects keep their decoded form: most reads of an object come soon after its change.
@@ -101,17 +169,59 @@ const FRESH_CHANGES: usize = 128;
 const FEW_OBJECTS: usize = 256;
 
 impl Objects {
+    /// Adds or replaces an object; returns its key, and the object before it.
+    fn put(&mut self, new: &Arc<Object>) -> (Arc<ObjectKey>, Option<Arc<Object>>) {
+        let names: &dyn Names = &(new.namespace(), new.name());
+        if let Some(stored) = self.objects.get_mut(names) {
+            let old = std::mem::replace(&mut stored.object, new.clone());
+            return (stored.key.clone(), Some(old));
+        }
+        let key = Arc::new(ObjectKey::of(new));
+        let stored = Stored {
+            key: key.clone(),
+            object: new.clone(),
+        };
+        self.objects.insert(StoredKey(key.clone()), stored);
+        (key, None)
+    }
+
     /// Records a change, and drops the decoded form of the object that is no longer among the last.
     fn age(&mut self, key: Arc<ObjectKey>, revision: u64) {
         self.fresh.push_back((key, revision));
-        if self.fresh.len() > FRESH_CHANGES
-            && let Some((key, revision)) = self.fresh.pop_front()
-            && self.objects.len() > FEW_OBJECTS
-            && let Some(object) = self.objects.get_mut(&key)
-            && object.revision() == revision
-        {
-            *object = object.slim();
+        if self.fresh.len() <= FRESH_CHANGES {
+            return;
         }
+        let Some((key, revision)) = self.fresh.pop_front() else {
+            return;
+        };
+        if self.objects.len() <= FEW_OBJECTS {
+            // It keeps its decoded form.
+            self.settled = None;
+        } else if let Some(stored) = self.objects.get_mut(&*key)
+            && stored.object.revision() == revision
+        {
+            stored.object = stored.object.slim();
+        }
+    }
+
+    /// Drops the decoded forms of all objects but the last changed ones; whether no other is left.
+    fn slim(&mut self) -> bool {
+        let oldest = self.fresh.front().map_or(u64::MAX, |(_, revision)| *revision);
+        let last: BTreeSet<u64> = self.fresh.iter().map(|(_, revision)| *revision).collect();
+        let mut is_complete = true;
+        for stored in self.objects.values_mut() {
+            let revision = stored.object.revision();
+            if stored.object.is_slim() {
+                continue;
+            }
+            if revision < oldest {
+                stored.object = stored.object.slim();
+            } else {
+                // A list is not in the order of the changes.
+                is_complete &= last.contains(&revision);
+            }
+        }
+        is_complete
     }
 }
 
@@ -136,9 +246,8 @@ impl Store {
         Store {
             kind: kind.clone(),
             content: RwLock::new(Objects {
-                objects: BTreeMap::new(),
                 indexes: vec![Buckets::new(); indexes.len()],
-                fresh: VecDeque::new(),
+                ..Objects::default()
             }),
             indexes,
             handlers: Mutex::new(Vec::new()),
@@ -152,21 +261,23 @@ impl Store {
     }
 
     pub fn get(&self, namespace: &str, name: &str) -> Option<Arc<Object>> {
-        let key = ObjectKey::new(namespace, name);
-        self.content.read().objects.get(&key).cloned()
+        let names: &dyn Names = &(namespace, name);
+        let content = self.content.read();
+        content.objects.get(names).map(|stored| stored.object.clone())
     }
 
     /// In the order of their keys; all namespaces if `namespace` is empty.
     pub fn list(&self, namespace: &str) -> Vec<Arc<Object>> {
         let content = self.content.read();
         if namespace.is_empty() {
-            return content.objects.values().cloned().collect();
+            let all = content.objects.values();
+            return all.map(|stored| stored.object.clone()).collect();
         }
         content
             .objects
             .range::<ObjectKey, _>(ObjectKey::new(namespace, "")..)
-            .take_while(|(key, _)| key.namespace == namespace)
-            .map(|(_, object)| object.clone())
+            .take_while(|(key, _)| key.0.namespace == namespace)
+            .map(|(_, stored)| stored.object.clone())
             .collect()
     }
 
@@ -180,7 +291,8 @@ impl Store {
         let keys = content.indexes[at].get(value);
         keys.into_iter()
             .flatten()
-            .filter_map(|key| content.objects.get(key).cloned())
+            .filter_map(|key| content.objects.get(&**key))
+            .map(|stored| stored.object.clone())
             .collect()
     }
 
@@ -231,11 +343,10 @@ impl Store {
 
     /// Adds or updates an object.
     pub(crate) fn apply(&self, new: &Arc<Object>) {
-        let key = Arc::new(ObjectKey::of(new));
         let handlers = self.handlers.lock();
         let old = {
             let mut content = self.content.write();
-            let old = content.objects.insert(key.clone(), new.clone());
+            let (key, old) = content.put(new);
             self.reindex(&mut content, &key, old.as_deref(), Some(new));
             content.age(key, new.revision());
             old
@@ -261,9 +372,11 @@ impl Store {
         let handlers = self.handlers.lock();
         let old = {
             let mut content = self.content.write();
-            let old = content.objects.remove(key);
-            self.reindex(&mut content, key, old.as_deref(), None);
-            old
+            let removed = content.objects.remove(key);
+            if let Some(Stored { key, object }) = &removed {
+                self.reindex(&mut content, key, Some(object), None);
+            }
+            removed.map(|stored| stored.object)
         };
         if let Some(old) = old {
             let change = Change::Deleted(last.cloned().unwrap_or(old));
@@ -273,15 +386,14 @@ impl Store {
 
     /// Drops the decoded forms of all objects but the last changed ones. A store of [few objects](FEW_OBJECTS) is left as it is.
     pub(crate) fn slim(&self) {
-        if self.len() <= FEW_OBJECTS {
-            return;
-        }
+        // Before the objects are visited: what is decoded meanwhile is found the next time.
+        let decoded = self.kind.decoded_again();
         let mut content = self.content.write();
-        let fresh = content.fresh.front().map_or(u64::MAX, |(_, revision)| *revision);
-        for object in content.objects.values_mut() {
-            if object.revision() < fresh && !object.is_slim() {
-                *object = object.slim();
-            }
+        if content.objects.len() <= FEW_OBJECTS {
+            content.settled = None;
+        } else if decoded.is_none() || content.settled != decoded {
+            let is_complete = content.slim();
+            content.settled = decoded.filter(|_| is_complete);
         }
     }
 
@@ -292,8 +404,8 @@ impl Store {
             content
                 .objects
                 .keys()
-                .filter(|k| !keys.contains(&***k))
-                .map(|k| ObjectKey::clone(k))
+                .filter(|k| !keys.contains(&*k.0))
+                .map(|k| ObjectKey::clone(&k.0))
                 .collect()
         };
         for key in deleted {
@@ -310,8 +422,19 @@ impl Store {
         }
     }
 
-    fn reindex(&self, content: &mut Objects, key: &ObjectKey, old: Option<&Object>, new: Option<&Object>) {
+    fn reindex(
+        &self,
+        content: &mut Objects,
+        key: &Arc<ObjectKey>,
+        old: Option<&Object>,
+        new: Option<&Object>,
+    ) {
         for (index, buckets) in self.indexes.iter().zip(&mut content.indexes) {
+            if let (Some(old), Some(new)) = (old, new)
+                && (index.is_unchanged)(old, new)
+            {
+                continue;
+            }
             let was = old.and_then(index.value);
             let is = new.and_then(index.value);
             if was == is {
@@ -320,14 +443,12 @@ impl Store {
             if let Some(was) = was
                 && let Some(keys) = buckets.get_mut(&was)
             {
-                keys.remove(key);
+                keys.remove(&**key);
                 if keys.is_empty() {
                     buckets.remove(&was);
                 }
             }
-            if let Some(is) = is
-                && let Some((key, _)) = content.objects.get_key_value(key)
-            {
+            if let Some(is) = is {
                 buckets.entry(is).or_default().insert(key.clone());
             }
         }
@@ -380,64 +501,4 @@ fn typed<T: 'static>(objects: Vec<Arc<Object>>) -> Vec<Shared<T>> {
 }
 
 #[cfg(test)]
-mod tests {
-    use k8s_openapi::api::core::v1::ConfigMap;
-    use knarr_api::{k8s_openapi, registry};
-
-    use super::*;
-
-    #[test]
-    fn an_object_without_its_decoded_form_is_found_by_its_controller_and_not_decoded() {
-        let store = Store::new(&registry::CONFIG_MAP, &[]);
-        let version = |revision: u64, owners: serde_json::Value| {
-            let map: ConfigMap = serde_json::from_value(serde_json::json!({
-                "metadata": {
-                    "name": "m", "namespace": "n", "resourceVersion": revision.to_string(), "ownerReferences": owners,
-                },
-                "data": {"k": "v".repeat(2048)},
-            }))
-            .unwrap();
-            Arc::new(Object::from_typed(&registry::CONFIG_MAP, Box::new(map))).slim()
-        };
-        let owner = |uid: &str, controller: bool| {
-            serde_json::json!({
-                "apiVersion": "v1", "kind": "ConfigMap", "name": "o", "uid": uid, "controller": controller,
-            })
-        };
-        let orphans = orphans_of("n");
-        for (revision, owners, found_by) in [
-            (1, serde_json::json!([owner("a", false)]), orphans.as_str()),
-            (2, serde_json::json!([owner("a", false), owner("b", true)]), "b"),
-            (3, serde_json::json!([owner("c", true)]), "c"),
-            (4, serde_json::json!([]), orphans.as_str()),
-        ] {
-            let object = version(revision, owners);
-            store.apply(&object);
-            for value in [orphans.as_str(), "a", "b", "c"] {
-                let found = store.by_index(CONTROLLER.name, value).len();
-                assert_eq!(found, usize::from(value == found_by), "{revision}: {value}");
-            }
-            assert!(object.is_slim(), "{revision}");
-        }
-    }
-
-    #[test]
-    fn a_store_of_few_objects_keeps_their_typed_values_and_one_of_many_those_that_changed_last() {
-        for (objects, kept) in [(FEW_OBJECTS, FEW_OBJECTS), (FEW_OBJECTS + 1, FRESH_CHANGES)] {
-            let store = Store::new(&registry::CONFIG_MAP, &[]);
-            for number in 1..=objects {
-                let mut map = ConfigMap::default();
-                map.metadata.name = Some(format!("m{number}"));
-                map.metadata.resource_version = Some(number.to_string());
-                map.data = Some([("k".to_string(), "v".repeat(2048))].into());
-                store.apply(&Arc::new(Object::from_typed(
-                    &registry::CONFIG_MAP,
-                    Box::new(map),
-                )));
-            }
-            store.slim();
-            let full = store.list("").iter().filter(|object| !object.is_slim()).count();
-            assert_eq!(full, kept, "of {objects}");
-        }
-    }
-}
+mod tests;

@@ -18,7 +18,9 @@ use super::ops::CustomOps;
 use super::path::JsonPath;
 use super::rules::{PrinterColumn, Rules};
 use super::webhook::Webhook;
-use crate::kind::{Kind, KindInfo, KindNames, KindOps, NameList, Scope, Subresource, Verbs, Versions};
+use crate::kind::{
+    DecodedAgain, Kind, KindInfo, KindNames, KindOps, NameList, Scope, Subresource, Verbs, Versions,
+};
 
 /// In the order in which discovery has them for custom kinds.
 const VERBS: Verbs = &[
@@ -212,6 +214,7 @@ fn info(
         },
         stored_as: None,
         ops: KindOps::Custom(Box::new(CustomOps::new(rules))),
+        decoded_again: DecodedAgain::new(),
     }
 }
 

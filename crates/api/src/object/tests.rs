@@ -94,6 +94,37 @@ fn what_is_decoded_of_a_slim_object_for_one_read_is_not_kept() {
 }
 
 #[test]
+fn each_decoding_of_a_slim_object_is_counted_by_its_kind() {
+    type Read = fn(&Object);
+    let kind = &registry::PRIORITY_CLASS;
+    let description = "d".repeat(SLIM_FROM_BYTES);
+    let written = format!(r#"{{"metadata":{{"name":"a"}},"value":1,"description":"{description}"}}"#);
+    let typed = kind.ops.decode(written.as_bytes()).unwrap().object;
+    let full = Arc::new(Object::from_typed(kind, typed));
+    let reads: [(&str, Read, bool); 4] = [
+        ("its names", |object| drop(object.name().to_string()), false),
+        ("its metadata", |object| drop(object.metadata().clone()), true),
+        ("its typed value", |object| drop(object.typed().clone_box()), true),
+        ("its JSON", |object| drop(object.json().clone()), false),
+    ];
+    for (what, read, is_counted) in reads {
+        let mut slim = full.slim();
+        while !slim.is_slim() {
+            slim = slim.slim();
+        }
+        let count = || kind.decoded_again().expect("of a built-in kind");
+        let before = count();
+        read(&slim);
+        // Another test may decode one of this kind at the same time.
+        assert!(count() >= before + u64::from(is_counted), "{what}");
+        assert_eq!(slim.is_slim(), !is_counted, "{what}");
+        let before = count();
+        read(&full);
+        assert!(!full.is_slim() && count() >= before, "{what}");
+    }
+}
+
+#[test]
 fn the_encoding_of_every_kind_begins_with_its_type() {
     for kind in registry::ALL.iter().filter(|k| k.is_stored()) {
         let typed = kind.ops.decode(br#"{"metadata":{"name":"a"}}"#).unwrap().object;

@@ -49,6 +49,9 @@ struct State {
     /// The last change.
     newest: u64,
     watchers: Vec<Watcher>,
+    /// How often objects of the kind had been decoded again ([`decoded_again`](knarr_api::kind::KindInfo::decoded_again)) when all but the newest were
+    /// found without typed values. While that is the number, there is nothing to drop. `None`: they have to be visited.
+    settled: Option<u64>,
 }
 
 struct Watcher {
@@ -119,6 +122,8 @@ impl KindCache {
         state.window.shrink_sparse();
         state.window_bytes = 0;
         state.window_from = state.newest.max(now);
+        // Those of the newest changes have typed values.
+        state.settled = None;
     }
 
     pub fn get(&self, local: &str) -> Option<Arc<Object>> {
@@ -275,8 +280,17 @@ impl KindCache {
     }
 
     fn slim_objects(&self) {
-        if self.count() <= FEW_OBJECTS {
-            return;
+        // Before the objects are visited: what is decoded meanwhile is found the next time.
+        let decoded = self.kind.decoded_again();
+        {
+            let mut state = self.state.write();
+            if state.objects.len() <= FEW_OBJECTS {
+                state.settled = None;
+                return;
+            }
+            if decoded.is_some() && state.settled == decoded {
+                return;
+            }
         }
         let mut after = Bound::Unbounded;
         loop {
@@ -290,10 +304,11 @@ impl KindCache {
                 }
                 last = Some(key);
             }
-            match last {
-                Some(key) => after = Bound::Excluded(key.clone()),
-                None => return,
-            }
+            let Some(last) = last.cloned() else {
+                state.settled = decoded;
+                return;
+            };
+            after = Bound::Excluded(last);
         }
     }
 }
@@ -430,7 +445,12 @@ impl State {
 
     /// Drops the object's typed value, if `change` was its last and there are more than a [few](FEW_OBJECTS) objects.
     fn forget_typed(&mut self, change: &Change) {
-        if change.deleted || self.objects.len() <= FEW_OBJECTS {
+        if self.objects.len() <= FEW_OBJECTS {
+            // It keeps its typed value.
+            self.settled = None;
+            return;
+        }
+        if change.deleted {
             return;
         }
         let key = keys::local(change.object.namespace(), change.object.name());

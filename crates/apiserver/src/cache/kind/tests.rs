@@ -189,6 +189,41 @@ fn put_large(cache: &KindCache, name: &str, revision: u64) {
 }
 
 #[test]
+fn objects_are_visited_again_after_one_was_decoded_the_history_was_dropped_or_there_were_few() {
+    let cache = KindCache::new(&registry::CONFIG_MAP);
+    let last = FEW_OBJECTS as u64 + 1;
+    (1..=last).for_each(|revision| put_large(&cache, &format!("m{revision}"), revision));
+    let is_settled = || {
+        cache
+            .state
+            .read()
+            .settled
+            .is_some_and(|at| Some(at) == cache.kind.decoded_again())
+    };
+    let full = || {
+        let state = cache.state.read();
+        state.objects.values().filter(|object| !object.is_slim()).count()
+    };
+    cache.slim();
+    assert!(cache.state.read().settled.is_some());
+    assert_eq!(full(), FRESH_CHANGES);
+    assert!(cache.get("m1").unwrap().get::<ConfigMap>().is_some());
+    assert!(!is_settled());
+    assert_eq!(full(), FRESH_CHANGES + 1);
+    cache.slim();
+    assert_eq!(full(), FRESH_CHANGES);
+    cache.forget_history(last);
+    assert!(!is_settled());
+    cache.slim();
+    assert_eq!(full(), 0);
+    // Few for a while, in which old ones keep their typed values.
+    cache.remove("m1", last + 1);
+    let changes = FRESH_CHANGES as u64;
+    (1..=changes + 2).for_each(|n| put_large(&cache, "m2", last + 1 + n));
+    assert!(!is_settled());
+}
+
+#[test]
 fn old_changes_that_are_kept_because_they_are_the_last_have_no_typed_values() {
     let cache = KindCache::new(&registry::CONFIG_MAP);
     let last = 2 * LAST_CHANGES as u64;
