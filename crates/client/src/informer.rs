@@ -233,13 +233,15 @@ pub struct Caches {
 
 /// A store and the tasks that write to it.
 struct Informer {
+    /// The store's; here it is compared without reading each store on the way.
+    kind: Kind,
     store: Arc<Store>,
     tasks: [AbortHandle; 2],
 }
 
 impl Informer {
     fn is_of(&self, kind: &Kind) -> bool {
-        self.store.kind() == kind
+        self.kind == *kind
     }
 }
 
@@ -284,6 +286,7 @@ impl Caches {
             tasks.spawn(keep_slim(store.clone())),
         ];
         stores.push(Informer {
+            kind: kind.clone(),
             store: store.clone(),
             tasks,
         });

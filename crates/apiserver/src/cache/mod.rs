@@ -43,8 +43,12 @@ pub(crate) use kind::KindCache;
 /// The watch cache. See the module.
 pub struct Cache {
     store: Arc<dyn Store>,
-    /// By group ([`group_name`]) and plural of the stored kind, so that a kind is found without a name that is made for it.
-    kinds: BTreeMap<String, BTreeMap<String, KindCache>>,
+    /// Of the built-in kinds, sorted by group ([`group_name`]) and plural of the stored kind.
+    built_in: Vec<KindCache>,
+    /// The positions of these by group and plural, so that a kind is found without a name that is made for it.
+    by_name: BTreeMap<String, BTreeMap<String, usize>>,
+    /// And by [`Kind::built_in_number`]: each request needs the caches of a dozen kinds.
+    by_number: BTreeMap<usize, usize>,
     custom: RwLock<CustomKinds>,
     /// Everything up to this revision has been applied.
     revision: AtomicU64,
@@ -94,17 +98,27 @@ impl Cache {
         metrics: Arc<Metrics>,
         decoded: Option<Arc<Decoded>>,
     ) -> Arc<Self> {
-        let mut kinds: BTreeMap<String, BTreeMap<String, KindCache>> = BTreeMap::new();
+        let mut kinds: BTreeMap<(&str, &str), &Kind> = BTreeMap::new();
         for kind in registry::ALL
             .iter()
             .filter(|k| k.stored_as().is_none() && k.is_stored())
         {
-            let group = kinds.entry(group_name(kind).to_string()).or_default();
-            group.insert(kind.plural().to_string(), KindCache::new(kind));
+            kinds.insert((group_name(kind), kind.plural()), kind);
+        }
+        let mut built_in = Vec::with_capacity(kinds.len());
+        let mut by_name: BTreeMap<String, BTreeMap<String, usize>> = BTreeMap::new();
+        let mut by_number = BTreeMap::new();
+        for (at, ((group, plural), kind)) in kinds.into_iter().enumerate() {
+            built_in.push(KindCache::new(kind));
+            let group = by_name.entry(group.to_string()).or_default();
+            group.insert(plural.to_string(), at);
+            by_number.extend(kind.built_in_number().map(|number| (number, at)));
         }
         Arc::new(Cache {
             store,
-            kinds,
+            built_in,
+            by_name,
+            by_number,
             custom: RwLock::default(),
             revision: AtomicU64::new(0),
             is_synced: AtomicBool::new(false),
@@ -121,6 +135,12 @@ impl Cache {
     /// The cache of the kind as which `kind` is stored. 404 for kinds that are not stored at all.
     pub fn of(&self, kind: &Kind) -> Result<KindCacheRef<'_>, Error> {
         let stored = kind.stored();
+        let number = stored.built_in_number();
+        if let Some(at) = number.and_then(|number| self.by_number.get(&number))
+            && let Some(cache) = self.built_in.get(*at)
+        {
+            return Ok(KindCacheRef::BuiltIn(cache));
+        }
         self.built_in(group_name(&stored), stored.plural())
             .map(KindCacheRef::BuiltIn)
             .or_else(|| {
@@ -131,11 +151,11 @@ impl Cache {
     }
 
     fn built_in(&self, group: &str, plural: &str) -> Option<&KindCache> {
-        self.kinds.get(group)?.get(plural)
+        self.built_in.get(*self.by_name.get(group)?.get(plural)?)
     }
 
     fn built_in_caches(&self) -> impl Iterator<Item = &KindCache> {
-        self.kinds.values().flat_map(BTreeMap::values)
+        self.built_in.iter()
     }
 
     pub fn get(&self, kind: &Kind, namespace: &str, name: &str) -> Option<Arc<Object>> {
@@ -523,5 +543,28 @@ pub fn store_error(error: knarr_store::Error) -> Error {
         E::NoSpace(_) | E::Locked { .. } | E::Corrupt { .. } | E::BadTxn(_) | E::Io(_) => {
             Error::internal(error)
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_kind_has_the_cache_of_its_name_and_one_that_is_not_stored_has_none() {
+        let store = knarr_store::open(knarr_store::Config::Memory).await.unwrap();
+        let cache = Cache::new(store);
+        for kind in registry::ALL.iter() {
+            let stored = kind.stored();
+            let named = cache.built_in(group_name(&stored), stored.plural());
+            match (cache.of(kind), named) {
+                (Ok(found), Some(named)) => assert!(std::ptr::eq(&*found, named), "{kind:?}"),
+                (Err(error), None) => assert!(error.is_not_found() && !stored.is_stored(), "{kind:?}"),
+                (found, named) => panic!("{kind:?}: {} {}", found.is_ok(), named.is_some()),
+            }
+        }
+        let names = cache.built_in_caches().map(|of| group_plural(&of.kind));
+        let names: Vec<_> = names.collect();
+        assert!(names.is_sorted_by_key(|name| name.split_once('/')), "{names:?}");
     }
 }
