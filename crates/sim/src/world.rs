@@ -189,6 +189,10 @@ pub(crate) struct World {
     pub now: Timestamp,
     /// By UID.
     pub pods: BTreeMap<String, Life>,
+    /// The UIDs of the pods that exist, by namespace and name as in their keys in the store.
+    pub named: BTreeMap<String, String>,
+    /// The UIDs of the pods that have, or once had, each address in their status.
+    pub addressed: BTreeMap<IpAddr, BTreeSet<String>>,
     pub nodes: BTreeMap<String, Node>,
     /// When each node's lease last moved.
     pub renewed: BTreeMap<String, Timestamp>,
@@ -289,6 +293,22 @@ impl World {
     pub fn may_fence_itself_after(&self, node: &str) -> SignedDuration {
         let begin = SignedDuration::try_from(self.rate(node).passes(TERM_AFTER));
         begin.unwrap_or_default() - TRIED_FOR
+    }
+
+    /// Records the addresses of a pod that was written.
+    pub fn note_addresses(&mut self, uid: &str, pod: &Pod) {
+        for address in addresses_of(pod) {
+            let uids = self.addressed.entry(address).or_default();
+            if !uids.contains(uid) {
+                uids.insert(uid.to_string());
+            }
+        }
+    }
+
+    /// The pods that have this address in their status, or once had it, also after they were removed.
+    pub fn ever_with_address(&self, address: IpAddr) -> impl Iterator<Item = &Life> {
+        let uids = self.addressed.get(&address).into_iter().flatten();
+        uids.filter_map(|uid| self.pods.get(uid))
     }
 
     /// Whether a node that is cut off must terminate this pod (SPEC B4).

@@ -70,7 +70,7 @@ impl Observer {
             };
             inner.history.add(now, &line, content);
             match pod {
-                Some(pod) => pod_written(&mut inner, pod),
+                Some(pod) => pod_written(&mut inner, name, pod),
                 None => pod_removed(&mut inner, name),
             }
             return;
@@ -309,8 +309,9 @@ fn node_written(inner: &mut Inner, name: &str, node: Option<Node>) {
     }
 }
 
-fn pod_written(inner: &mut Inner, pod: Arc<Pod>) {
+fn pod_written(inner: &mut Inner, name: &str, pod: Arc<Pod>) {
     let uid = pod.metadata.uid.clone().unwrap_or_default();
+    inner.world.note_addresses(&uid, &pod);
     let before = match inner.world.pods.get_mut(&uid) {
         Some(life) => Some(std::mem::replace(&mut life.pod, pod.clone())),
         None => {
@@ -319,6 +320,7 @@ fn pod_written(inner: &mut Inner, pod: Arc<Pod>) {
                 ..Life::new(pod.clone(), inner.world.now)
             };
             inner.world.pods.insert(uid.clone(), life);
+            inner.world.named.insert(name.into(), uid.clone());
             None
         }
     };
@@ -376,23 +378,57 @@ fn pod_written(inner: &mut Inner, pod: Arc<Pod>) {
 
 fn pod_removed(inner: &mut Inner, name: &str) {
     let now = inner.world.now;
-    let named = |life: &Life| {
-        let meta = &life.pod.metadata;
-        let full = name.split_once('/');
-        full == Some((
-            meta.namespace.as_deref().unwrap_or_default(),
-            meta.name.as_deref().unwrap_or_default(),
-        ))
+    let Some(uid) = inner.world.named.remove(name) else {
+        return;
     };
-    let mut there = inner.world.pods.iter_mut();
-    let Some((uid, life)) = there.find(|(_, life)| !life.removed() && named(life)) else {
+    let Some(life) = inner.world.pods.get_mut(&uid) else {
         return;
     };
     life.removed_at = Some(now);
-    let (uid, last) = (uid.clone(), life.pod.clone());
+    let last = life.pod.clone();
     inner.world.placement.pod_removed(&last, now);
     inner.check_rules(&Observation::PodRemoved {
         uid: &uid,
         last: &last,
     });
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use k8s_openapi::jiff::Timestamp;
+    use knarr_client::TokioClock;
+    use serde_json::json;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_deletion_removes_the_pod_that_exists_by_that_name_and_no_earlier_one() {
+        let clock = Arc::new(TokioClock::new(Timestamp::UNIX_EPOCH));
+        let observer = Observer::new(clock, false, false, Path::new("/none"));
+        let pod = |uid: &str| {
+            let meta = json!({"name": "a", "namespace": "ns", "uid": uid});
+            json!({"metadata": meta, "spec": {"containers": []}}).to_string()
+        };
+        for (revision, uid, expected) in [
+            (1, Some("u1"), vec![("u1", false)]),
+            (2, Some("u1"), vec![("u1", false)]),
+            (3, None, vec![("u1", true)]),
+            (4, None, vec![("u1", true)]),
+            (5, Some("u0"), vec![("u0", false), ("u1", true)]),
+            (6, None, vec![("u0", true), ("u1", true)]),
+        ] {
+            let value = uid.map(pod);
+            let value = value.as_deref().map(str::as_bytes);
+            observer.committed(b"/registry/core/pods/ns/a", revision, value);
+            observer.world(|world| {
+                let lives = world
+                    .pods
+                    .iter()
+                    .map(|(uid, life)| (uid.as_str(), life.removed()));
+                assert_eq!(lives.collect::<Vec<_>>(), expected, "at {revision}");
+            });
+        }
+    }
 }

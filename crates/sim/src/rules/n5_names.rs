@@ -11,7 +11,7 @@ use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use knarr_api::k8s_openapi;
 
 use crate::finding::Finding;
-use crate::world::{DnsResponse, Observation, World};
+use crate::world::{DnsResponse, Observation, World, addresses_of};
 
 /// From the termination of a pod to its removal from the answers, if all components involved have been free of faults
 /// for as long (see `n4_ends`): once for the controllers, once for the agent.
@@ -85,16 +85,12 @@ pub(crate) fn at_rest(world: &World) -> Result<(), Finding> {
 /// When the last pod with an address terminated, or got another one with another sandbox; none if a pod has it, or none ever had.
 fn left_at(world: &World, address: IpAddr) -> Option<Timestamp> {
     let mut last = None;
-    let text = address.to_string();
-    // An IPv4 address has one text only; this is asked for every answer, of every pod that ever was.
-    let is_it = |ip: &str| ip == text || address.is_ipv6() && ip.parse() == Ok(address);
-    for life in world.pods.values() {
-        last = last.max(life.former_addresses.get(&address).copied());
-        let ips = life.pod.status.iter().flat_map(|s| s.pod_ips.iter().flatten());
-        if !ips.into_iter().any(|ip| is_it(&ip.ip)) {
-            continue;
-        }
-        last = last.max(Some(life.removed_at?));
+    for life in world.ever_with_address(address) {
+        let left = match addresses_of(&life.pod).any(|its| its == address) {
+            true => Some(life.removed_at?),
+            false => life.former_addresses.get(&address).copied(),
+        };
+        last = last.max(left);
     }
     last
 }
@@ -226,6 +222,8 @@ mod tests {
                 removed_at: removed_at.map(at),
                 ..Life::new(Arc::new(serde_json::from_value(pod).unwrap()), at(0))
             };
+            world.note_addresses("u", &life.pod);
+            world.note_addresses("v", &life.pod);
             world.pods.insert("u".into(), life);
             let other = json!({"metadata": {"name": "b"}, "status": {"podIPs": [{"ip": "10.0.0.9"}]}});
             let mut other = Life::new(Arc::new(serde_json::from_value(other).unwrap()), at(0));
@@ -246,6 +244,46 @@ mod tests {
                 found.is_ok(),
                 is_right,
                 "{answer:?} {removed_at:?} {changed_at:?} {well_since}: {found:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn n5_an_address_is_of_the_pods_whose_last_status_has_it() {
+        let with = |ips: &[&str]| {
+            let ips: Vec<_> = ips.iter().map(|ip| json!({"ip": ip})).collect();
+            let pod = json!({"metadata": {"name": "a"}, "status": {"podIPs": ips}});
+            Arc::new(serde_json::from_value::<k8s_openapi::api::core::v1::Pod>(pod).unwrap())
+        };
+        let (v4, v6) = ("10.0.0.1", "fd00::1");
+        for (writes, removed_at, expected) in [
+            (vec![with(&[v4])], Some(500), [Some(500), None]),
+            (vec![with(&[v4])], None, [None, None]),
+            (
+                vec![with(&[]), with(&[v4, "fd00:0::1"])],
+                Some(500),
+                [Some(500), Some(500)],
+            ),
+            (
+                vec![with(&[v4]), with(&["10.0.0.2", v6])],
+                Some(500),
+                [None, Some(500)],
+            ),
+        ] {
+            let mut world = world();
+            for pod in &writes {
+                world.note_addresses("u", pod);
+                let life = Life {
+                    removed_at: removed_at.map(at),
+                    ..Life::new(pod.clone(), at(0))
+                };
+                world.pods.insert("u".into(), life);
+            }
+            let found = [v4, v6].map(|address| left_at(&world, address.parse().unwrap()));
+            assert_eq!(
+                found,
+                expected.map(|second| second.map(at)),
+                "{writes:?} {removed_at:?}"
             );
         }
     }
