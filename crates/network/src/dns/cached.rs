@@ -6,6 +6,8 @@ use super::name::Name;
 use super::query::{FLAG_RESPONSE, FLAG_TRUNCATED, HEADER_BYTES, Query, skip_name};
 use super::{record_type, response_code};
 
+mod combined;
+
 /// The longest time that answers are cached: `cache 30` in Kubernetes' Corefile.
 const TTL_SECONDS_MAX: u32 = 30;
 /// How long failures are cached, as in CoreDNS; RFC 2308 allows five minutes.

@@ -75,6 +75,16 @@ pub struct Record {
     pub data: Data,
 }
 
+/// A record of another server's message. Its data has no pointers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Received {
+    pub owner: Name,
+    pub record_type: u16,
+    pub class: u16,
+    pub ttl_seconds: u32,
+    pub data: Vec<u8>,
+}
+
 /// The section of a record; sections are written in this order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Section {
@@ -115,12 +125,29 @@ impl<'a> Writer<'a> {
 
     /// Adds a record. One that does not fit empties the answer; an additional one that does not fit is left out.
     pub fn record(&mut self, section: Section, record: &Record) {
+        self.add(section, |writer| writer.write(record));
+    }
+
+    /// As [`Writer::record`].
+    pub fn received(&mut self, section: Section, record: &Received) {
+        self.add(section, |writer| {
+            writer.owner(Some(&record.owner));
+            writer.number(record.record_type);
+            writer.number(record.class);
+            writer.long(record.ttl_seconds);
+            // Data of more than 16 bits fits in no message, and the record is removed again.
+            writer.number(record.data.len() as u16);
+            writer.out.extend_from_slice(&record.data);
+        });
+    }
+
+    fn add(&mut self, section: Section, write: impl FnOnce(&mut Self)) {
         if self.truncated {
             return;
         }
         let before = self.out.len();
         let names_before = self.names.len();
-        self.write(record);
+        write(self);
         if self.out.len() - self.start <= self.limit {
             // No overflow: 65 535 bytes have fewer records.
             self.counts[section as usize] += 1;
@@ -134,7 +161,7 @@ impl<'a> Writer<'a> {
     }
 
     /// Empties the answer and sets the TC bit.
-    pub fn truncate(&mut self) {
+    fn truncate(&mut self) {
         self.truncated = true;
         self.counts = [0; 3];
         self.out

@@ -6,9 +6,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use hickory_proto::ProtoError;
-use hickory_proto::op::Message;
-use hickory_proto::serialize::binary::DecodeError;
 use knarr_network::dns::cached::Question;
 use knarr_network::dns::message::{self, Data, Record, Section, TCP_BYTES_MAX, Writer};
 use knarr_network::dns::name::Name;
@@ -36,14 +33,6 @@ pub enum Next {
     Dropped,
     /// An upstream server is needed: [`Responder::complete`].
     Elsewhere(Answer),
-}
-
-#[derive(Debug, thiserror::Error)]
-enum CombineError {
-    #[error("cannot read an answer")]
-    Decode(#[from] DecodeError),
-    #[error("cannot write an answer")]
-    Encode(#[from] ProtoError),
 }
 
 /// See the module.
@@ -248,20 +237,11 @@ impl Responder {
                 Some((reply, age))
                     if matches!(reply.code(), response_code::NO_ERROR | response_code::NAME_ERROR) =>
                 {
-                    self.write(&mut out, &query, &found, TCP_BYTES_MAX);
-                    match combine(&out, &reply.message(&question, age)) {
-                        Ok(combined) => out = combined,
-                        Err(error) => {
-                            debug!(name = %question.name, %error, "unusable answer of a name server");
-                            out.clear();
-                            message::error(&mut out, &query, response_code::SERVER_FAILURE);
-                        }
-                    }
-                    if out.len() > limit {
+                    // Our own records, and behind them the other server's, under its response code.
+                    if let Err(error) = reply.write_behind(&mut out, &query, &found, &question, age, limit) {
+                        debug!(name = %question.name, %error, "unusable answer of a name server");
                         out.clear();
-                        let mut writer = Writer::begin(&mut out, &query, limit);
-                        writer.truncate();
-                        writer.finish(response_code::NO_ERROR, false);
+                        message::error(&mut out, &query, response_code::SERVER_FAILURE);
                     }
                     return out;
                 }
@@ -295,15 +275,4 @@ fn minimal_any() -> Answer {
         additional: Vec::new(),
         end: Outcome::Records,
     }
-}
-
-/// Our own records with another server's behind them, under its response code.
-fn combine(own: &[u8], other: &[u8]) -> Result<Vec<u8>, CombineError> {
-    let mut combined = Message::from_vec(own)?;
-    let other = Message::from_vec(other)?;
-    combined.metadata.authoritative = false;
-    combined.metadata.response_code = other.metadata.response_code;
-    combined.answers.extend(other.answers);
-    combined.authorities.extend(other.authorities);
-    Ok(combined.to_vec()?)
 }

@@ -1,6 +1,7 @@
 //! Which bytes are an answer to a question, and how long it is kept: messages byte by byte.
 
 use super::*;
+use crate::dns::zone::{Answer, Outcome};
 
 const ID: u16 = 7;
 /// A pointer to the question's name.
@@ -216,5 +217,44 @@ fn n5_a_kept_answer_is_written_with_its_flags_and_code_if_it_fits_to_the_byte() 
         let truncated = write(bytes.len() + 10);
         assert_eq!(truncated.len(), packet.len());
         assert_eq!(number(&truncated, 2), Some(expected | FLAG_TRUNCATED));
+    }
+}
+
+#[test]
+fn n5_a_reply_whose_names_cannot_be_followed_is_not_written_behind_our_own_records() {
+    let ours = question("www.example.com", record_type::A);
+    let packet = ours.message(9);
+    let query = crate::dns::query::read(&packet).unwrap();
+    let own = Answer {
+        records: Vec::new(),
+        additional: Vec::new(),
+        end: Outcome::Records,
+    };
+    // Where the data of the first record begins: owner, type, class, TTL and length are before it.
+    let begin = u8::try_from(HEADER_BYTES + question_bytes(&ours).len() + 12).unwrap();
+    let label = [&[63u8][..], &[b'a'; 63]].concat();
+    for (what, data, readable) in [
+        ("a pointer to the question", vec![0xc0, 12], true),
+        ("a label and a pointer", vec![1, b'a', 0xc0, 12], true),
+        ("the root", vec![0], true),
+        ("a pointer to itself", vec![0xc0, begin], false),
+        ("a pointer forward", vec![0xc0, begin + 2, 0], false),
+        ("a label that repeats", vec![1, b'a', 0xc0, begin], false),
+        ("half a label", vec![3, b'a'], false),
+        ("half a pointer", vec![0xc0], false),
+        ("a reserved length", vec![0x40, 0], false),
+        ("192 bytes", [label.repeat(3), vec![0]].concat(), true),
+        ("256 bytes", [label.repeat(4), vec![0]].concat(), false),
+    ] {
+        let records = [record(record_type::CNAME, 20, &data)];
+        let bytes = message(ID, FLAG_RESPONSE, [1, 1, 0, 0], &question_bytes(&ours), &records);
+        let reply = Reply::read(&bytes, &ours, ID).unwrap();
+        let written = reply.write_behind(&mut Vec::new(), &query, &own, &ours, 0, 1232);
+        let expected = if readable {
+            Ok(())
+        } else {
+            Err(ReplyError::Malformed)
+        };
+        assert_eq!(written, expected, "{what}");
     }
 }

@@ -9,9 +9,9 @@ use proptest::prelude::*;
 use super::{edns_question, name, question};
 use crate::dns::cached::{Question, Reply, ReplyError};
 use crate::dns::forward::{ForwardError, Forwarding};
-use crate::dns::message::Data;
+use crate::dns::message::{Data, Record};
 use crate::dns::resolv_conf::ResolvConf;
-use crate::dns::zone::Outcome;
+use crate::dns::zone::{Answer, Outcome};
 use crate::dns::{query, record_type};
 
 #[test]
@@ -154,6 +154,87 @@ fn n5_cached_answers_carry_the_clients_id_case_and_edns_and_grow_older() {
     assert_eq!(whole.answers.iter().map(|r| r.ttl).collect::<Vec<_>>(), [12, 12]);
 }
 
+/// What leads to another server's name: a Service of type ExternalName.
+fn alias_of(asked: &Question) -> Answer {
+    let alias = Record {
+        owner: None,
+        ttl_seconds: 5,
+        data: Data::Cname(asked.name.clone()),
+    };
+    Answer {
+        records: vec![alias],
+        additional: Vec::new(),
+        end: Outcome::Records,
+    }
+}
+
+#[test]
+fn n5_another_servers_records_are_the_same_behind_our_own() {
+    use hickory_proto::rr::rdata::{A, CNAME, MX, SOA, SRV};
+    use hickory_proto::rr::{RData, Record as HickoryRecord};
+    let packet = edns_question("ext.ns.svc.cluster.local", record_type::A, 1232);
+    let query = query::read(&packet).unwrap();
+    let asked = Question::new(name("www.example.com"), &query);
+    let named = |text: &str| HickoryName::from_ascii(text).unwrap();
+    // With pointers in owners and in data.
+    let message = |ttl: u32| {
+        let (target, mail) = (named("target.example.com."), named("mail.example.com."));
+        let mut message = Message::from_vec(&asked.message(9)).unwrap().into_response();
+        for (owner, data) in [
+            (named("www.example.com."), RData::CNAME(CNAME(target.clone()))),
+            (target.clone(), RData::A(A::new(192, 0, 2, 7))),
+            (target.clone(), RData::A(A::new(192, 0, 2, 8))),
+            (target.clone(), RData::MX(MX::new(10, mail.clone()))),
+            (target.clone(), RData::SRV(SRV::new(1, 2, 443, mail.clone()))),
+            (mail.clone(), RData::A(A::new(192, 0, 2, 9))),
+        ] {
+            message.add_answer(HickoryRecord::from_rdata(owner, ttl, data));
+        }
+        let soa = SOA::new(named("ns.example.com."), mail, 7, 7200, 1800, 86_400, 5);
+        message.add_authority(HickoryRecord::from_rdata(
+            named("example.com."),
+            ttl,
+            RData::SOA(soa),
+        ));
+        message
+    };
+    let reply = Reply::read(&message(20).to_vec().unwrap(), &asked, 9).unwrap();
+    let mut own = alias_of(&asked);
+    own.additional.push(Record {
+        owner: Some(name("target.example.com")),
+        ttl_seconds: 5,
+        data: Data::Address("192.0.2.99".parse().unwrap()),
+    });
+    let write = |limit| {
+        let mut out = Vec::new();
+        reply
+            .write_behind(&mut out, &query, &own, &asked, 8, limit)
+            .unwrap();
+        assert!(out.len() <= limit);
+        let decoded = Message::from_vec(&out).unwrap();
+        (decoded, out.len())
+    };
+    let lines = |records: &[HickoryRecord]| -> Vec<String> {
+        records
+            .iter()
+            .map(|r| format!("{} {} {} {}", r.name, r.ttl, r.record_type(), r.data))
+            .collect()
+    };
+    let (whole, bytes) = write(1232);
+    let alias = "ext.ns.svc.cluster.local. 5 CNAME www.example.com.";
+    assert_eq!(lines(&whole.answers[..1]), [alias]);
+    assert_eq!(lines(&whole.answers[1..]), lines(&message(12).answers));
+    assert_eq!(lines(&whole.authorities), lines(&message(12).authorities));
+    assert_eq!(lines(&whole.additionals), ["target.example.com. 5 A 192.0.2.99"]);
+    assert!(!whole.metadata.authoritative && !whole.metadata.truncation);
+    assert!(whole.edns.is_some(), "the client offered it");
+    // An additional record is left out before anything else: a pointer, 10 bytes and an address.
+    let (without, _) = write(bytes - 1);
+    assert_eq!((without.answers.len(), without.additionals.len()), (7, 0));
+    let (truncated, _) = write(bytes - 17);
+    assert!(truncated.metadata.truncation && truncated.answers.is_empty());
+}
+
 proptest! {
     #[test]
     fn n5_no_bytes_of_an_upstream_server_make_the_cache_panic(
@@ -175,6 +256,9 @@ proptest! {
             reply.write(&mut out, &query, 3, limit);
             prop_assert!(out.len() <= limit.max(12 + query.question.len() + 11));
             reply.message(&asked, 3);
+            let mut behind = Vec::new();
+            let written = reply.write_behind(&mut behind, &query, &alias_of(&asked), &asked, 3, limit);
+            prop_assert!(written.is_err() || behind.len() <= limit.max(12 + query.question.len() + 11));
         }
     }
 }
