@@ -12,6 +12,7 @@
 //! | what confines a container | `kubelet/security_context.rs` |
 //! | at-most-one pods before they start (SPEC S1, S5, S6) | `kubelet/at_most_one.rs` |
 //! | CRI; a private containerd and its adoption | `runtime/`, `containerd/` |
+//! | calls over gRPC, of CRI and of plugins | `grpc.rs` |
 //! | commands and mounts of the host, which tests and the simulation replace | `host.rs` |
 //! | volumes; NFS, iSCSI and CSI; attachments (SPEC S7) | `volumes/`, `volumes/storage/`, `volumes/attach.rs` |
 //! | the only module that opens what containers can change (SPEC A3) | `untrusted_fs/` |
@@ -35,6 +36,7 @@ pub mod containerd;
 pub mod containermanager;
 pub mod devicemanager;
 pub mod dra;
+mod grpc;
 pub mod host;
 mod host_fs;
 pub mod images;

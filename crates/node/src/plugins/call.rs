@@ -3,31 +3,17 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use bytes::Bytes;
 use hyper_util::rt::TokioIo;
-use prost::Message;
 pub use tonic::Code;
 use tonic::codegen::http::uri::PathAndQuery;
 use tonic::transport::{Channel, Endpoint};
 
 use super::error::CallError;
+pub use crate::grpc::Call;
+pub(crate) use crate::grpc::methods;
+use crate::grpc::{BytesCodec, decode};
 use crate::host::Host;
-
-/// A request message, with its method and its answer type.
-pub trait Call: prost::Message + Default + 'static {
-    const PATH: &'static str;
-    type Answer: prost::Message + Default + 'static;
-}
-
-/// Declares which method takes a request, and its answer.
-macro_rules! methods {
-    ($($request:ty, $path:literal => $answer:ty;)*) => {$(
-        impl $crate::plugins::Call for $request {
-            const PATH: &'static str = $path;
-            type Answer = $answer;
-        }
-    )*};
-}
-pub(crate) use methods;
 
 /// Calls the plugin at the socket, a process or a fake one of the host.
 pub async fn call_on<C: Call>(
@@ -36,16 +22,13 @@ pub async fn call_on<C: Call>(
     request: C,
     within: Duration,
 ) -> Result<C::Answer, CallError> {
-    let fake = host.call_plugin(socket, C::PATH, request.encode_to_vec());
+    let fake = host.call_plugin(socket, C::PATH, prost::Message::encode_to_vec(&request));
     let answer = match tokio::time::timeout(within, fake).await {
         Ok(None) => return call(socket, request, within).await,
         Ok(Some(answer)) => answer?,
         Err(_) => return Err(CallError::deadline_exceeded()),
     };
-    C::Answer::decode(answer.as_slice()).map_err(|error| CallError {
-        code: Code::Internal,
-        message: error.to_string(),
-    })
+    decode(&answer).map_err(CallError::from)
 }
 
 /// Calls the plugin that listens at the socket.
@@ -60,12 +43,22 @@ pub async fn call_method<C: Call>(
     request: C,
     within: Duration,
 ) -> Result<C::Answer, CallError> {
+    let request = Bytes::from(prost::Message::encode_to_vec(&request));
+    let answer = call_bytes(socket, method, request, within).await?;
+    decode(&answer).map_err(CallError::from)
+}
+
+async fn call_bytes(
+    socket: &Path,
+    method: &'static str,
+    request: Bytes,
+    within: Duration,
+) -> Result<Bytes, CallError> {
     let calling = async {
         let mut grpc = tonic::client::Grpc::new(connect(socket));
         grpc.ready().await.map_err(|e| CallError::unavailable(&e))?;
-        let codec = tonic_prost::ProstCodec::<C, C::Answer>::default();
         let path = PathAndQuery::from_static(method);
-        let answer = grpc.unary(tonic::Request::new(request), path, codec).await?;
+        let answer = grpc.unary(tonic::Request::new(request), path, BytesCodec).await?;
         Ok(answer.into_inner())
     };
     let timed = tokio::time::timeout(within, calling).await;

@@ -7,15 +7,15 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use bytes::Bytes;
 use futures::stream::BoxStream;
 use hyper_util::rt::TokioIo;
 use k8s_cri::v1;
-use k8s_cri::v1::image_service_client::ImageServiceClient;
-use k8s_cri::v1::runtime_service_client::RuntimeServiceClient;
 use k8s_openapi::jiff::Timestamp;
 use knarr_api::k8s_openapi;
 use knarr_apimachinery::ids::{ContainerId, SandboxId};
 use knarr_kubelet::runtime::{Container, ContainerState, Exit, PodRef, Sandbox};
+use tonic::codegen::http::uri::PathAndQuery;
 use tonic::transport::{Channel, Endpoint};
 use tracing::instrument;
 
@@ -25,6 +25,7 @@ use super::{
     AuthConfig, ContainerConfig, ContainerDetail, ExecOptions, ExecOutput, Image, ImageFs, PodSandboxConfig,
     Result, Runtime, RuntimeError, RuntimeEvent, RuntimeStatus, SandboxDetail, Usage,
 };
+use crate::grpc::{BytesCodec, Call, decode, methods};
 use crate::kubelet::labels;
 
 /// Deadline of read-only calls.
@@ -35,6 +36,34 @@ const WRITE_TIMEOUT: Duration = Duration::from_secs(120);
 const PULL_TIMEOUT: Duration = Duration::from_secs(3600);
 /// Lists of thousands of containers are larger than tonic's 4 MiB.
 const MAX_MESSAGE: usize = 64 << 20;
+
+methods! {
+    v1::VersionRequest, "/runtime.v1.RuntimeService/Version" => v1::VersionResponse;
+    v1::StatusRequest, "/runtime.v1.RuntimeService/Status" => v1::StatusResponse;
+    v1::ListPodSandboxRequest, "/runtime.v1.RuntimeService/ListPodSandbox" => v1::ListPodSandboxResponse;
+    v1::PodSandboxStatusRequest, "/runtime.v1.RuntimeService/PodSandboxStatus" => v1::PodSandboxStatusResponse;
+    v1::RunPodSandboxRequest, "/runtime.v1.RuntimeService/RunPodSandbox" => v1::RunPodSandboxResponse;
+    v1::StopPodSandboxRequest, "/runtime.v1.RuntimeService/StopPodSandbox" => v1::StopPodSandboxResponse;
+    v1::RemovePodSandboxRequest, "/runtime.v1.RuntimeService/RemovePodSandbox" => v1::RemovePodSandboxResponse;
+    v1::ListContainersRequest, "/runtime.v1.RuntimeService/ListContainers" => v1::ListContainersResponse;
+    v1::ContainerStatusRequest, "/runtime.v1.RuntimeService/ContainerStatus" => v1::ContainerStatusResponse;
+    v1::CreateContainerRequest, "/runtime.v1.RuntimeService/CreateContainer" => v1::CreateContainerResponse;
+    v1::StartContainerRequest, "/runtime.v1.RuntimeService/StartContainer" => v1::StartContainerResponse;
+    v1::StopContainerRequest, "/runtime.v1.RuntimeService/StopContainer" => v1::StopContainerResponse;
+    v1::RemoveContainerRequest, "/runtime.v1.RuntimeService/RemoveContainer" => v1::RemoveContainerResponse;
+    v1::UpdateContainerResourcesRequest, "/runtime.v1.RuntimeService/UpdateContainerResources" => v1::UpdateContainerResourcesResponse;
+    v1::ExecSyncRequest, "/runtime.v1.RuntimeService/ExecSync" => v1::ExecSyncResponse;
+    v1::ListContainerStatsRequest, "/runtime.v1.RuntimeService/ListContainerStats" => v1::ListContainerStatsResponse;
+    v1::ExecRequest, "/runtime.v1.RuntimeService/Exec" => v1::ExecResponse;
+    v1::AttachRequest, "/runtime.v1.RuntimeService/Attach" => v1::AttachResponse;
+    v1::PortForwardRequest, "/runtime.v1.RuntimeService/PortForward" => v1::PortForwardResponse;
+    v1::ReopenContainerLogRequest, "/runtime.v1.RuntimeService/ReopenContainerLog" => v1::ReopenContainerLogResponse;
+    v1::ListImagesRequest, "/runtime.v1.ImageService/ListImages" => v1::ListImagesResponse;
+    v1::ImageStatusRequest, "/runtime.v1.ImageService/ImageStatus" => v1::ImageStatusResponse;
+    v1::PullImageRequest, "/runtime.v1.ImageService/PullImage" => v1::PullImageResponse;
+    v1::RemoveImageRequest, "/runtime.v1.ImageService/RemoveImage" => v1::RemoveImageResponse;
+    v1::ImageFsInfoRequest, "/runtime.v1.ImageService/ImageFsInfo" => v1::ImageFsInfoResponse;
+}
 
 /// A CRI endpoint.
 #[derive(Clone, Debug)]
@@ -70,23 +99,28 @@ impl Cri {
         &self.socket
     }
 
-    fn runtime(&self) -> RuntimeServiceClient<Channel> {
-        RuntimeServiceClient::new(self.channel.clone()).max_decoding_message_size(MAX_MESSAGE)
+    /// Calls the method that takes this request.
+    async fn call<C: Call>(&self, limit: Duration, request: C) -> Result<C::Answer> {
+        let request = Bytes::from(prost::Message::encode_to_vec(&request));
+        let answer = self.call_bytes(limit, C::PATH, request).await?;
+        decode(&answer).map_err(runtime_error)
     }
 
-    fn image_service(&self) -> ImageServiceClient<Channel> {
-        ImageServiceClient::new(self.channel.clone()).max_decoding_message_size(MAX_MESSAGE)
-    }
-}
-
-async fn within<T>(
-    limit: Duration,
-    call: impl Future<Output = Result<tonic::Response<T>, tonic::Status>>,
-) -> Result<T> {
-    match tokio::time::timeout(limit, call).await {
-        Ok(Ok(response)) => Ok(response.into_inner()),
-        Ok(Err(status)) => Err(runtime_error(status)),
-        Err(_) => Err(RuntimeError::new("DeadlineExceeded", "context deadline exceeded")),
+    async fn call_bytes(&self, limit: Duration, method: &'static str, request: Bytes) -> Result<Bytes> {
+        let calling = async {
+            let grpc = tonic::client::Grpc::new(self.channel.clone());
+            let mut grpc = grpc.max_decoding_message_size(MAX_MESSAGE);
+            let unready =
+                |e: tonic::transport::Error| tonic::Status::unknown(format!("Service was not ready: {e}"));
+            grpc.ready().await.map_err(unready)?;
+            let path = PathAndQuery::from_static(method);
+            grpc.unary(tonic::Request::new(request), path, BytesCodec).await
+        };
+        match tokio::time::timeout(limit, calling).await {
+            Ok(Ok(response)) => Ok(response.into_inner()),
+            Ok(Err(status)) => Err(runtime_error(status)),
+            Err(_) => Err(RuntimeError::new("DeadlineExceeded", "context deadline exceeded")),
+        }
     }
 }
 
@@ -172,10 +206,9 @@ fn image_spec(name: &str) -> Option<v1::ImageSpec> {
 #[async_trait]
 impl Runtime for Cri {
     async fn status(&self) -> Result<RuntimeStatus> {
-        let version = self.runtime().version(v1::VersionRequest::default()).await;
-        let version = version.map_err(runtime_error)?.into_inner();
+        let version = self.call(READ_TIMEOUT, v1::VersionRequest::default()).await?;
         let request = v1::StatusRequest { verbose: false };
-        let response = within(READ_TIMEOUT, self.runtime().status(request)).await?;
+        let response = self.call(READ_TIMEOUT, request).await?;
         let mut status = RuntimeStatus {
             name: version.runtime_name,
             version: version.runtime_version,
@@ -203,7 +236,7 @@ impl Runtime for Cri {
 
     async fn sandboxes(&self) -> Result<Vec<Sandbox>> {
         let request = v1::ListPodSandboxRequest { filter: None };
-        let response = within(READ_TIMEOUT, self.runtime().list_pod_sandbox(request)).await?;
+        let response = self.call(READ_TIMEOUT, request).await?;
         let ours = |s: &v1::PodSandbox| s.labels.contains_key(labels::POD_UID);
         let sandbox = |s: v1::PodSandbox| Sandbox {
             pod: pod_ref(&s.labels),
@@ -221,7 +254,7 @@ impl Runtime for Cri {
             pod_sandbox_id: id.into(),
             verbose: true,
         };
-        let response = within(READ_TIMEOUT, self.runtime().pod_sandbox_status(request)).await?;
+        let response = self.call(READ_TIMEOUT, request).await?;
         let status = response.status.unwrap_or_default();
         let network = status.network.unwrap_or_default();
         let mut ips = vec![network.ip];
@@ -260,7 +293,7 @@ impl Runtime for Cri {
             config: Some(config.clone()),
             runtime_handler: handler.into(),
         };
-        let response = within(WRITE_TIMEOUT * 2, self.runtime().run_pod_sandbox(request)).await?;
+        let response = self.call(WRITE_TIMEOUT * 2, request).await?;
         Ok(response.pod_sandbox_id.into())
     }
 
@@ -269,11 +302,7 @@ impl Runtime for Cri {
         let request = v1::StopPodSandboxRequest {
             pod_sandbox_id: id.into(),
         };
-        ignore_not_found(
-            within(WRITE_TIMEOUT, self.runtime().stop_pod_sandbox(request))
-                .await
-                .map(drop),
-        )
+        ignore_not_found(self.call(WRITE_TIMEOUT, request).await.map(drop))
     }
 
     #[instrument(name = "RemovePodSandbox", level = "debug", skip_all)]
@@ -281,16 +310,12 @@ impl Runtime for Cri {
         let request = v1::RemovePodSandboxRequest {
             pod_sandbox_id: id.into(),
         };
-        ignore_not_found(
-            within(WRITE_TIMEOUT, self.runtime().remove_pod_sandbox(request))
-                .await
-                .map(drop),
-        )
+        ignore_not_found(self.call(WRITE_TIMEOUT, request).await.map(drop))
     }
 
     async fn containers(&self) -> Result<Vec<Container>> {
         let request = v1::ListContainersRequest { filter: None };
-        let response = within(READ_TIMEOUT, self.runtime().list_containers(request)).await?;
+        let response = self.call(READ_TIMEOUT, request).await?;
         let ours = |c: &v1::Container| c.labels.contains_key(labels::POD_UID);
         Ok(response
             .containers
@@ -305,7 +330,7 @@ impl Runtime for Cri {
             container_id: id.into(),
             verbose: false,
         };
-        let response = within(READ_TIMEOUT, self.runtime().container_status(request)).await?;
+        let response = self.call(READ_TIMEOUT, request).await?;
         let status = response.status.unwrap_or_default();
         let metadata = status.metadata.unwrap_or_default();
         let exit = || {
@@ -359,7 +384,7 @@ impl Runtime for Cri {
             config: Some(config.clone()),
             sandbox_config: Some(sandbox.clone()),
         };
-        let response = within(WRITE_TIMEOUT, self.runtime().create_container(request)).await?;
+        let response = self.call(WRITE_TIMEOUT, request).await?;
         Ok(response.container_id.into())
     }
 
@@ -368,9 +393,7 @@ impl Runtime for Cri {
         let request = v1::StartContainerRequest {
             container_id: id.into(),
         };
-        within(WRITE_TIMEOUT, self.runtime().start_container(request))
-            .await
-            .map(drop)
+        self.call(WRITE_TIMEOUT, request).await.map(drop)
     }
 
     #[instrument(name = "StopContainer", level = "debug", skip_all)]
@@ -380,12 +403,9 @@ impl Runtime for Cri {
             timeout: i64::try_from(grace.as_secs()).unwrap_or(i64::MAX),
         };
         ignore_not_found(
-            within(
-                grace.saturating_add(WRITE_TIMEOUT),
-                self.runtime().stop_container(request),
-            )
-            .await
-            .map(drop),
+            self.call(grace.saturating_add(WRITE_TIMEOUT), request)
+                .await
+                .map(drop),
         )
     }
 
@@ -394,11 +414,7 @@ impl Runtime for Cri {
         let request = v1::RemoveContainerRequest {
             container_id: id.into(),
         };
-        ignore_not_found(
-            within(WRITE_TIMEOUT, self.runtime().remove_container(request))
-                .await
-                .map(drop),
-        )
+        ignore_not_found(self.call(WRITE_TIMEOUT, request).await.map(drop))
     }
 
     async fn update_container(
@@ -411,9 +427,7 @@ impl Runtime for Cri {
             linux: Some(resources.clone()),
             ..v1::UpdateContainerResourcesRequest::default()
         };
-        within(READ_TIMEOUT, self.runtime().update_container_resources(request))
-            .await
-            .map(drop)
+        self.call(READ_TIMEOUT, request).await.map(drop)
     }
 
     async fn exec(
@@ -429,7 +443,7 @@ impl Runtime for Cri {
         };
         // The runtime stops the command at its limit; this only guards against a runtime that does not answer.
         let limit = timeout.map_or(Duration::from_secs(86_400), |t| t.saturating_add(READ_TIMEOUT));
-        let response = within(limit, self.runtime().exec_sync(request)).await?;
+        let response = self.call(limit, request).await?;
         Ok(ExecOutput {
             exit_code: response.exit_code,
             stdout: response.stdout,
@@ -439,7 +453,7 @@ impl Runtime for Cri {
 
     async fn usage(&self) -> Result<Vec<Usage>> {
         let request = v1::ListContainerStatsRequest { filter: None };
-        let response = within(READ_TIMEOUT, self.runtime().list_container_stats(request)).await?;
+        let response = self.call(READ_TIMEOUT, request).await?;
         let usage = |s: v1::ContainerStats| {
             let attributes = s.attributes?;
             let cpu = s.cpu?;
@@ -467,7 +481,7 @@ impl Runtime for Cri {
             stdout: options.stdout,
             stderr: options.stderr,
         };
-        Ok(within(READ_TIMEOUT, self.runtime().exec(request)).await?.url)
+        Ok(self.call(READ_TIMEOUT, request).await?.url)
     }
 
     async fn attach_url(&self, container_id: &ContainerId, options: &ExecOptions) -> Result<String> {
@@ -478,7 +492,7 @@ impl Runtime for Cri {
             stdout: options.stdout,
             stderr: options.stderr,
         };
-        Ok(within(READ_TIMEOUT, self.runtime().attach(request)).await?.url)
+        Ok(self.call(READ_TIMEOUT, request).await?.url)
     }
 
     async fn port_forward_url(&self, sandbox_id: &SandboxId, ports: &[i32]) -> Result<String> {
@@ -486,23 +500,19 @@ impl Runtime for Cri {
             pod_sandbox_id: sandbox_id.into(),
             port: ports.to_vec(),
         };
-        Ok(within(READ_TIMEOUT, self.runtime().port_forward(request))
-            .await?
-            .url)
+        Ok(self.call(READ_TIMEOUT, request).await?.url)
     }
 
     async fn reopen_log(&self, container_id: &ContainerId) -> Result<()> {
         let request = v1::ReopenContainerLogRequest {
             container_id: container_id.into(),
         };
-        within(READ_TIMEOUT, self.runtime().reopen_container_log(request))
-            .await
-            .map(drop)
+        self.call(READ_TIMEOUT, request).await.map(drop)
     }
 
     async fn images(&self) -> Result<Vec<Image>> {
         let request = v1::ListImagesRequest { filter: None };
-        let response = within(READ_TIMEOUT, self.image_service().list_images(request)).await?;
+        let response = self.call(READ_TIMEOUT, request).await?;
         Ok(response.images.into_iter().map(image).collect())
     }
 
@@ -511,7 +521,7 @@ impl Runtime for Cri {
             image: image_spec(name),
             verbose: false,
         };
-        let response = within(READ_TIMEOUT, self.image_service().image_status(request)).await?;
+        let response = self.call(READ_TIMEOUT, request).await?;
         Ok(response.image.map(image))
     }
 
@@ -526,25 +536,19 @@ impl Runtime for Cri {
             auth: auth.cloned(),
             sandbox_config: Some(sandbox.clone()),
         };
-        Ok(within(PULL_TIMEOUT, self.image_service().pull_image(request))
-            .await?
-            .image_ref)
+        Ok(self.call(PULL_TIMEOUT, request).await?.image_ref)
     }
 
     async fn remove_image(&self, name: &str) -> Result<()> {
         let request = v1::RemoveImageRequest {
             image: image_spec(name),
         };
-        ignore_not_found(
-            within(WRITE_TIMEOUT, self.image_service().remove_image(request))
-                .await
-                .map(drop),
-        )
+        ignore_not_found(self.call(WRITE_TIMEOUT, request).await.map(drop))
     }
 
     async fn image_fs(&self) -> Result<Option<ImageFs>> {
         let request = v1::ImageFsInfoRequest {};
-        let response = within(READ_TIMEOUT, self.image_service().image_fs_info(request)).await?;
+        let response = self.call(READ_TIMEOUT, request).await?;
         let first = response.image_filesystems.into_iter().next();
         Ok(first.and_then(|fs| {
             Some(ImageFs {
@@ -567,3 +571,6 @@ impl Runtime for Cri {
         Ok(pid.filter(|pid| *pid > 1))
     }
 }
+
+#[cfg(test)]
+mod tests;
