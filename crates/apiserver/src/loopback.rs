@@ -2,9 +2,13 @@
 //!
 //! They pass the pipeline like the requests of clients, but are not authorized: no client makes them. kube-apiserver has a loopback client
 //! for the same writes.
+//!
+//! The futures of writes are boxed: rustc compiles the body of an async function for each crate and unit that polls it, and those of
+//! the pipeline are large.
 
 use std::sync::Arc;
 
+use futures::future::BoxFuture;
 use knarr_api::k8s_openapi::jiff::Timestamp;
 use knarr_api::{AnyObject, Kind, Object};
 use knarr_apimachinery::Error;
@@ -69,13 +73,17 @@ impl LoopbackClient {
         }
     }
 
-    pub async fn create(&self, kind: &Kind, object: Box<dyn AnyObject>) -> Result<(), Error> {
-        let (namespace, _) = namespace_and_name(&*object);
-        let target = Target::main(kind, &namespace, "");
-        self.pipeline
-            .create(&mut self.ctx(), &target, object)
-            .await
-            .map(drop)
+    pub fn create<'a>(
+        &'a self,
+        kind: &'a Kind,
+        object: Box<dyn AnyObject>,
+    ) -> BoxFuture<'a, Result<(), Error>> {
+        Box::pin(async move {
+            let (namespace, _) = namespace_and_name(&*object);
+            let target = Target::main(kind, &namespace, "");
+            let created = self.pipeline.create(&mut self.ctx(), &target, object).await;
+            created.map(drop)
+        })
     }
 
     /// Creates the object, or replaces the existing one.
@@ -88,13 +96,23 @@ impl LoopbackClient {
         self.put(&Target::main(kind, &namespace, &name), object).await
     }
 
-    pub async fn put(&self, target: &Target<'_>, object: Box<dyn AnyObject>) -> Result<(), Error> {
-        self.pipeline.put(&mut self.ctx(), target, object).await.map(drop)
+    pub fn put<'a>(
+        &'a self,
+        target: &'a Target<'_>,
+        object: Box<dyn AnyObject>,
+    ) -> BoxFuture<'a, Result<(), Error>> {
+        Box::pin(async move { self.pipeline.put(&mut self.ctx(), target, object).await.map(drop) })
     }
 
-    pub async fn update(&self, target: &Target<'_>, change: &mut UpdateFn<'_>) -> Result<Arc<Object>, Error> {
-        let none = Preconditions::default();
-        self.pipeline.update(&mut self.ctx(), target, &none, change).await
+    pub fn update<'a>(
+        &'a self,
+        target: &'a Target<'_>,
+        change: &'a mut UpdateFn<'_>,
+    ) -> BoxFuture<'a, Result<Arc<Object>, Error>> {
+        Box::pin(async move {
+            let none = Preconditions::default();
+            self.pipeline.update(&mut self.ctx(), target, &none, change).await
+        })
     }
 
     /// Like [`Self::update`], with another field manager.
@@ -110,12 +128,12 @@ impl LoopbackClient {
         self.pipeline.update(&mut ctx, target, &none, change).await
     }
 
-    pub async fn delete(&self, target: &Target<'_>) -> Result<(), Error> {
-        let request = DeleteRequest::default();
-        self.pipeline
-            .delete(&mut self.ctx(), target, &request)
-            .await
-            .map(drop)
+    pub fn delete<'a>(&'a self, target: &'a Target<'_>) -> BoxFuture<'a, Result<(), Error>> {
+        Box::pin(async move {
+            let request = DeleteRequest::default();
+            let deleted = self.pipeline.delete(&mut self.ctx(), target, &request).await;
+            deleted.map(drop)
+        })
     }
 
     /// Deletes the object, if it still exists.

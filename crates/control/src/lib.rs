@@ -34,6 +34,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::future::BoxFuture;
 use knarr_client::leader::{LeaderElectionConfig, LeaderElector};
 use knarr_client::{Api, Caches, Clock, Component, EventRecorder, Identities, SteadyClock, TypedApi};
 use tokio::task::JoinSet;
@@ -94,7 +95,18 @@ pub struct Config {
 }
 
 /// Runs every controller and the scheduler until `cancel`; nothing of it is left running when this returns.
-pub async fn run(
+///
+/// Boxed here: otherwise rustc compiles all loops again in each crate that runs this.
+pub fn run(
+    identities: Arc<dyn Identities>,
+    config: Config,
+    clock: Arc<dyn Clock>,
+    cancel: CancellationToken,
+) -> BoxFuture<'static, ()> {
+    Box::pin(run_until(identities, config, clock, cancel))
+}
+
+async fn run_until(
     identities: Arc<dyn Identities>,
     config: Config,
     clock: Arc<dyn Clock>,
