@@ -50,6 +50,7 @@ pub mod runtime;
 pub mod server;
 pub mod stats;
 pub mod streams;
+mod task;
 pub mod teardown;
 pub mod untrusted_fs;
 pub mod volumes;

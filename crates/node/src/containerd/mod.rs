@@ -119,7 +119,7 @@ impl Containerd {
                 launch(&config).await?
             }
         };
-        let task = tokio::spawn(supervise(config, process, cancel));
+        let task = crate::task::spawn(supervise(config, process, cancel));
         Ok(Containerd { socket, task })
     }
 

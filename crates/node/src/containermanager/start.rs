@@ -179,7 +179,7 @@ impl ContainerManager {
     }
 
     pub(super) fn save_soon(self: Arc<Self>) {
-        tokio::spawn(async move {
+        crate::task::spawn(async move {
             if let Err(error) = self.save().await {
                 warn!(%error, "cannot store the state of the resource managers");
             }

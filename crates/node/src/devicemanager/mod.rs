@@ -375,7 +375,7 @@ impl Devices {
     }
 
     fn save_soon(self: Arc<Self>) {
-        tokio::spawn(async move {
+        crate::task::spawn(async move {
             if let Err(error) = self.save().await {
                 warn!(%error, "what containers have of device plugins is not written down");
             }
@@ -412,7 +412,7 @@ impl Devices {
         self.state.lock().registered(resource, options.into());
         let watching = {
             let (devices, resource, socket) = (self.clone(), resource.to_string(), socket.to_path_buf());
-            tokio::spawn(async move {
+            crate::task::spawn(async move {
                 devices.watch(&resource, &socket).await;
                 devices.disconnect(&resource, |endpoint| endpoint.generation == generation);
             })

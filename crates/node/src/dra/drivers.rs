@@ -156,7 +156,7 @@ impl Drivers {
             endpoint: endpoint.to_path_buf(),
             version,
             is_connected: false,
-            _tasks: [Task(tokio::spawn(monitor)), Task(tokio::spawn(watch))],
+            _tasks: [Task(crate::task::spawn(monitor)), Task(crate::task::spawn(watch))],
         });
         info!(driver, endpoint = %endpoint.display(), ?version, "registered a DRA driver");
         self.sync(&mut state, driver);
@@ -197,7 +197,7 @@ impl Drivers {
             return;
         }
         let (own, name, after) = (Arc::downgrade(self), driver.to_string(), self.wipe_after);
-        let wipe = tokio::spawn(async move {
+        let wipe = crate::task::spawn(async move {
             sleep(after).await;
             if let Some(own) = own.upgrade() {
                 own.wipe(Some(&name)).await;

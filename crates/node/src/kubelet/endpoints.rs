@@ -84,7 +84,7 @@ impl WatchedSlices {
         };
         let follow = informer::run(api, EndpointSlice::kind_of().clone(), scope, slices.clone());
         WatchedSlices {
-            task: tokio::spawn(follow).abort_handle(),
+            task: crate::task::spawn(follow).abort_handle(),
             slices,
             changed,
         }

@@ -196,7 +196,7 @@ impl Kubelet {
         let probes = parts.probes.clone();
         let containers = parts.managers.containers.clone();
         let measuring = meter.clone();
-        let task = tokio::spawn(async move {
+        let task = crate::task::spawn(async move {
             let running = parts.run(received, measuring, cancel.clone());
             tokio::select! {
                 biased;

@@ -97,7 +97,7 @@ impl Worker {
             inbox.event(Event::Reject(rejection));
         }
         let terminated = Arc::<AtomicBool>::default();
-        let task = tokio::spawn(run(
+        let task = crate::task::spawn(run(
             context,
             pod,
             found.filter(|_| !rejected),
@@ -166,7 +166,7 @@ async fn run(
         longest_restart_wait: context.config.configuration.max_container_restart_period,
     };
     let (writes, to_write) = mpsc::unbounded_channel();
-    let writer = tokio::spawn(status::run(
+    let writer = crate::task::spawn(status::run(
         (context.api.clone(), context.mirrors.clone()),
         pod.clone(),
         origin,
@@ -425,7 +425,7 @@ impl PodWorker {
             return;
         }
         let (context, inbox, pod) = self.parts();
-        tokio::spawn(async move {
+        crate::task::spawn(async move {
             if let Some(exit) = context.exits.read(&pod, &id).await {
                 inbox.event(Event::ContainerExited { id: id.clone(), exit });
             }

@@ -164,7 +164,7 @@ impl Workers {
             None if deleted || self.statics.values().any(|(pod, _)| name(pod) == name(mirror)) => {}
             None => {
                 let (api, mirror) = (self.context.api.clone(), mirror.clone());
-                tokio::spawn(async move {
+                crate::task::spawn(async move {
                     if let Err(error) = delete_at_once(&*api, &mirror).await {
                         warn!(%error, "cannot delete the mirror of a removed static pod");
                     }
@@ -224,7 +224,7 @@ impl Workers {
             // node's labels is decided on its current object.
             self.rereading.insert(uid.clone());
             let (admission, rereads) = (self.context.admission.clone(), self.rereads.clone());
-            tokio::spawn(async move {
+            crate::task::spawn(async move {
                 match timeout(NODE_READ_TIMEOUT, admission.reread_node()).await {
                     Ok(Ok(())) => {}
                     Ok(Err(error)) => debug!(%error, "cannot read the node before a pod is rejected"),
@@ -301,7 +301,7 @@ impl Workers {
         let deleted = deleted.filter(|uid| !is_new(uid) && !self.by_uid.contains_key(uid.as_str()));
         for uid in deleted {
             let dra = self.context.managers.dra.clone();
-            tokio::spawn(async move {
+            crate::task::spawn(async move {
                 retry_until_done("unprepare the claims of a deleted pod", || dra.unprepare(&uid)).await;
                 dra.forget(&uid);
             });
@@ -341,7 +341,7 @@ impl Workers {
             }
             info!(uid = uid.as_str(), "terminating orphaned containers");
             let (context, orphans) = (self.context.clone(), self.orphans.clone());
-            tokio::spawn(async move {
+            crate::task::spawn(async move {
                 terminate_orphan(
                     &**context.runtime,
                     &context.volumes,

@@ -206,7 +206,7 @@ async fn exchange(
         .title_case_headers(true)
         .handshake(TokioIo::new(stream))
         .await?;
-    let connection = tokio::spawn(connection);
+    let connection = crate::task::spawn(connection);
     let headers = action.http_headers.as_deref().unwrap_or_default();
     let given = |name: &str| headers.iter().any(|h| h.name.eq_ignore_ascii_case(name));
     let mut request = Request::get(&url.path).header("Connection", "close");

@@ -61,7 +61,7 @@ pub async fn connect(url: &str) -> Result<RuntimeConnection, RuntimeClientError>
     socket.set_nodelay(true).map_err(connect)?;
 
     let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(socket)).await?;
-    let serving = tokio::spawn(async move {
+    let serving = crate::task::spawn(async move {
         if let Err(error) = connection.with_upgrades().await {
             tracing::debug!(%error, "connection to the runtime's stream server broke");
         }

@@ -100,7 +100,7 @@ impl FileVolumes {
         let uid = pod.metadata.uid.clone().unwrap_or_default();
         let (api, pod, values) = (self.api.clone(), pod.clone(), values.clone());
         let (tokens, own) = (self.tokens.clone(), self.pool.clone());
-        let task = tokio::spawn(async move {
+        let task = crate::task::spawn(async move {
             let mut pod = pod;
             loop {
                 tokio::time::sleep(REFRESH).await;

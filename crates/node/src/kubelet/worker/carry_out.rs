@@ -44,7 +44,7 @@ impl PodWorker {
                         inbox.event(Event::EndpointsDropped { was_endpoint });
                     }
                 };
-                tokio::spawn(work.instrument(span));
+                crate::task::spawn(work.instrument(span));
             }
             Action::ReadAcceptQueues { sandbox } => {
                 let span = action_span!("read_accept_queues", pod);
@@ -78,7 +78,7 @@ impl PodWorker {
                     };
                     inbox.event(event);
                 };
-                tokio::spawn(work.instrument(span));
+                crate::task::spawn(work.instrument(span));
             }
             Action::TearDownVolumes => {
                 let span = action_span!("tear_down_volumes", pod);
@@ -92,7 +92,7 @@ impl PodWorker {
                     retry_until_done("free a pod's volumes", || context.volumes.teardown(&uid)).await;
                     inbox.event(Event::VolumesTornDown);
                 };
-                tokio::spawn(work.instrument(span));
+                crate::task::spawn(work.instrument(span));
             }
             Action::CreateSandbox { attempt } => {
                 self.sandbox_attempt = attempt;
@@ -116,7 +116,7 @@ impl PodWorker {
                     };
                     inbox.event(event);
                 };
-                tokio::spawn(work.in_current_span());
+                crate::task::spawn(work.in_current_span());
             }
             Action::StopSandbox { id } => {
                 let span = action_span!("stop_sandbox", pod);
@@ -124,7 +124,7 @@ impl PodWorker {
                     retry_until_done("stop a sandbox", || context.runtime.stop_sandbox(&id)).await;
                     inbox.event(Event::SandboxStopped { id });
                 };
-                tokio::spawn(work.instrument(span));
+                crate::task::spawn(work.instrument(span));
             }
             Action::RemoveSandbox { id } => {
                 let group = resources::group(&pod);
@@ -135,7 +135,7 @@ impl PodWorker {
                     context.runtime.remove_owner(&id);
                     inbox.event(Event::SandboxRemoved { id });
                 };
-                tokio::spawn(work.instrument(span));
+                crate::task::spawn(work.instrument(span));
             }
             Action::InspectImage { container, image } => {
                 let span = action_span!("inspect_image", pod);
@@ -147,7 +147,7 @@ impl PodWorker {
                     };
                     inbox.event(Event::ImageInspected { container, present });
                 };
-                tokio::spawn(work.instrument(span));
+                crate::task::spawn(work.instrument(span));
             }
             Action::PullImage { container, image } => {
                 let config = self.sandbox_config();
@@ -157,7 +157,7 @@ impl PodWorker {
                     let result = result.map_err(ActionError::new);
                     inbox.event(Event::ImagePulled { container, result });
                 };
-                tokio::spawn(work.instrument(span));
+                crate::task::spawn(work.instrument(span));
             }
             Action::CreateContainer {
                 container,
@@ -184,14 +184,14 @@ impl PodWorker {
                     };
                     inbox.event(event);
                 };
-                tokio::spawn(work.in_current_span());
+                crate::task::spawn(work.in_current_span());
             }
             Action::StartContainer { container, id } => {
                 let work = async move {
                     let event = context.launcher.start_container(&pod, container, id).await;
                     inbox.event(event);
                 };
-                tokio::spawn(work.in_current_span());
+                crate::task::spawn(work.in_current_span());
             }
             Action::StopContainer { id, grace_seconds } => {
                 let grace = Duration::from_secs(u64::try_from(grace_seconds).unwrap_or(0));
@@ -208,7 +208,7 @@ impl PodWorker {
                         }
                     }
                 };
-                tokio::spawn(work.instrument(span));
+                crate::task::spawn(work.instrument(span));
             }
             Action::AdmitResize => {
                 let answer = context.admission.admit_resize(&pod);
@@ -216,7 +216,7 @@ impl PodWorker {
             }
             Action::Resize { containers } => {
                 let (from, to) = (self.machine.actual(), self.machine.allocated());
-                tokio::spawn(async move {
+                crate::task::spawn(async move {
                     let (done, result) = context.resizer.resize(&from, &to, containers).await;
                     let result = result.map_err(ActionError::new);
                     inbox.event(Event::Resized { done, result });
@@ -231,7 +231,7 @@ impl PodWorker {
                     context.runtime.remove_owner(&id);
                     inbox.event(Event::ContainerRemoved { id });
                 };
-                tokio::spawn(work.instrument(span));
+                crate::task::spawn(work.instrument(span));
             }
             Action::RunHook { container, id, hook } => self.hook(container, id, hook),
             Action::CancelHook { id, hook } => {
@@ -241,7 +241,7 @@ impl PodWorker {
             }
             Action::Probe { container, id, kind } => {
                 let ips = self.machine.ips().to_vec();
-                tokio::spawn(async move {
+                crate::task::spawn(async move {
                     let result = probe::ask(&**context.runtime, &pod, &container, &id, kind, &ips).await;
                     context.probes.count(&pod, &container, kind, &result);
                     inbox.event(Event::Probed { id, kind, result });
@@ -255,7 +255,7 @@ impl PodWorker {
         let ips = self.machine.ips().to_vec();
         let key = (id.clone(), hook);
         let task =
-            tokio::spawn(async move {
+            crate::task::spawn(async move {
                 let spec = pod.spec.as_ref().and_then(|s| find_spec(s, &name));
                 let lifecycle = spec.as_ref().and_then(|c| c.lifecycle.as_ref());
                 let handler = lifecycle.and_then(|l| match hook {

@@ -113,7 +113,7 @@ impl Connection {
         let closed = CancellationToken::new();
         let (read, write) = tokio::io::split(io);
         let (arrived, arrivals) = mpsc::channel(MAX_ARRIVALS);
-        let reader = tokio::spawn({
+        let reader = crate::task::spawn({
             let (shared, closed) = (shared.clone(), closed.clone());
             async move {
                 match read_frames(BufReader::with_capacity(MAX_PIECE_BYTES, read), &shared, &arrived).await {
@@ -126,7 +126,7 @@ impl Connection {
                 closed.cancel();
             }
         });
-        let writer = tokio::spawn({
+        let writer = crate::task::spawn({
             let (shared, closed) = (shared.clone(), closed.clone());
             async move {
                 if let Err(error) = write_frames(write, &shared, packer).await {

@@ -108,14 +108,14 @@ impl Channels {
             inbound.insert(channel, tx);
             unread.insert(channel, rx);
         }
-        let reading = AbortOnDropHandle::new(tokio::spawn({
+        let reading = AbortOnDropHandle::new(crate::task::spawn({
             let closed = closed.clone();
             async move {
                 read_messages(stream, form, inbound).await;
                 closed.cancel();
             }
         }));
-        let writing = tokio::spawn({
+        let writing = crate::task::spawn({
             let closed = closed.clone();
             async move {
                 loop {
