@@ -10,17 +10,32 @@ use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
+/// Whether the resourceVersion counts as a field. No manager owns it, and a client that patches an object sends none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ResourceVersion {
+    Compared,
+    Ignored,
+}
+
 /// Both objects without equal values and without their managers. Comparing these is comparing the
 /// objects.
-pub(super) fn differing(live: &[u8], new: &[u8]) -> serde_json::Result<(Value, Value)> {
+pub(super) fn differing(
+    live: &[u8],
+    new: &[u8],
+    version: ResourceVersion,
+) -> serde_json::Result<(Value, Value)> {
     let mut live: Members<'_> = serde_json::from_slice(live)?;
     let mut new: Members<'_> = serde_json::from_slice(new)?;
     let metadata = live.remove("metadata").zip(new.remove("metadata"));
     let (mut left, mut right) = narrow(&live, &new)?;
     if let Some((live, new)) = metadata {
         let (mut live, mut new): (Members<'_>, Members<'_>) = (members(live)?, members(new)?);
-        live.remove("managedFields");
-        new.remove("managedFields");
+        for members in [&mut live, &mut new] {
+            members.remove("managedFields");
+            if version == ResourceVersion::Ignored {
+                members.remove("resourceVersion");
+            }
+        }
         if let Some((live, new)) = narrow_both(&live, &new)? {
             left.insert("metadata".into(), live.into());
             right.insert("metadata".into(), new.into());
@@ -229,7 +244,7 @@ mod tests {
             let bytes = |v: &Value| serde_json::to_vec(v).unwrap();
             let mut carried = left.clone();
             carried["metadata"]["managedFields"] = json!([{"manager": "m"}]);
-            let (l, r) = differing(&bytes(&carried), &bytes(&right)).unwrap();
+            let (l, r) = differing(&bytes(&carried), &bytes(&right), ResourceVersion::Compared).unwrap();
             let (whole, narrowed) = (values::compare(kind, &left, &right), values::compare(kind, &l, &r));
             prop_assert_eq!(sets(whole), sets(narrowed), "{} {}", l, r);
         }
@@ -248,11 +263,13 @@ mod tests {
             };
             let forward = text(&mut names.iter(), "k001");
             let backward = text(&mut names.iter().rev().skip(1), "");
-            let (l, r) = differing(forward.as_bytes(), backward.as_bytes()).unwrap();
+            let (l, r) =
+                differing(forward.as_bytes(), backward.as_bytes(), ResourceVersion::Compared).unwrap();
             let last = format!("k{:03}", count - 1);
             assert_eq!(l, json!({"data": {"k001": 1, last.as_str(): 0}}), "{count}");
             assert_eq!(r, json!({"data": {"k001": 0}}), "{count}");
-            let (r, l) = differing(backward.as_bytes(), forward.as_bytes()).unwrap();
+            let (r, l) =
+                differing(backward.as_bytes(), forward.as_bytes(), ResourceVersion::Compared).unwrap();
             assert_eq!(l, json!({"data": {"k001": 1, last.as_str(): 0}}), "{count}");
             assert_eq!(r, json!({"data": {"k001": 0}}), "{count}");
         }
@@ -262,7 +279,8 @@ mod tests {
     fn only_differences_are_left() {
         let live = json!({"kind": "Pod", "metadata": {"name": "a", "managedFields": []}, "status": {"phase": "Running", "x": {"y": 1, "z": [1]}}});
         let new = json!({"kind": "Pod", "metadata": {"name": "a"}, "status": {"phase": "Running", "x": {"y": 1, "z": [2]}}});
-        let (l, r) = differing(live.to_string().as_bytes(), new.to_string().as_bytes()).unwrap();
+        let (live, new) = (live.to_string(), new.to_string());
+        let (l, r) = differing(live.as_bytes(), new.as_bytes(), ResourceVersion::Compared).unwrap();
         assert_eq!(
             (l, r),
             (
@@ -270,5 +288,17 @@ mod tests {
                 json!({"status": {"x": {"z": [2]}}})
             )
         );
+    }
+
+    /// A client that sends no resourceVersion changes no field by that.
+    #[test]
+    fn a_resource_version_is_a_difference_only_if_it_is_compared() {
+        let live = json!({"metadata": {"name": "a", "resourceVersion": "7"}, "status": {"x": 1}}).to_string();
+        let new = json!({"metadata": {"name": "a"}, "status": {"x": 2}}).to_string();
+        let of = |version| differing(live.as_bytes(), new.as_bytes(), version).unwrap();
+        let status = |x: u8| json!({"status": {"x": x}});
+        assert_eq!(of(ResourceVersion::Ignored), (status(1), status(2)));
+        let (l, _) = of(ResourceVersion::Compared);
+        assert_eq!(l["metadata"]["resourceVersion"], "7");
     }
 }

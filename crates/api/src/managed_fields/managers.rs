@@ -13,7 +13,7 @@ use super::blank::blank;
 use super::check;
 use super::conversions::{Conversions, Versions};
 use super::creation::created_fields;
-use super::differing::differing;
+use super::differing::{ResourceVersion, differing};
 use super::kind_type::type_of_kind;
 use super::manager_id::{MAX_UPDATE_MANAGERS, ManagerId, Operation};
 use super::reset::Reset;
@@ -196,7 +196,11 @@ impl Managed {
         by: ManagerId,
         now: Timestamp,
     ) -> Result<Option<Vec<ManagedFieldsEntry>>, serde_json::Error> {
-        let (live, new) = differing(live, new)?;
+        let version = match entries.iter().any(may_own_version) {
+            true => ResourceVersion::Compared,
+            false => ResourceVersion::Ignored,
+        };
+        let (live, new) = differing(live, new, version)?;
         // All entries are of the kind's version: nothing has to be converted.
         let mut conversions = Conversions::default();
         let mut differs = Versions::new(kind, (&live, &new), &mut conversions);
@@ -460,6 +464,15 @@ impl Managed {
         let removed = all.difference(&there).intersection(&last);
         let kept = values::remove(root, &merged_then, &removed);
         at_version(&at_kind, &kept, &kind.api_version()).map_or(merged, |(_, kept)| kept)
+    }
+}
+
+/// Whether the entry may have the resourceVersion among its fields. The server makes no such entry, but a client may send one.
+fn may_own_version(entry: &ManagedFieldsEntry) -> bool {
+    match entry.fields_v1.as_ref().map(|fields| &fields.0) {
+        // A name that is written with an escape is not searched for.
+        Some(Value::String(text)) => text.contains("f:resourceVersion") || text.contains("\\u"),
+        _ => true,
     }
 }
 

@@ -1,6 +1,6 @@
 //! Ownership of fields after updates and applies, compared with kube-apiserver's.
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{FieldsV1, Time};
 use serde_json::json;
 
 use super::*;
@@ -264,6 +264,7 @@ mod entries_as_they_are_written {
         fn entries_are_those_of_the_sets(
             first in nodes(),
             writes in prop::collection::vec((nodes(), 0..3_usize, any::<bool>()), 1..24),
+            is_stored in any::<bool>(),
         ) {
             let by = |who: usize, status: bool| {
                 let subresource = if status { "status" } else { "" };
@@ -274,6 +275,10 @@ mod entries_as_they_are_written {
             let (mut entries, mut live) = (created.unwrap(), first);
             for (second, (new, who, status)) in writes.into_iter().enumerate() {
                 let now = at(2 + i64::try_from(second).unwrap() / 2);
+                // A stored object has a resourceVersion, and a patched one has none.
+                if is_stored {
+                    live["metadata"]["resourceVersion"] = "7".into();
+                }
                 let slowly = Managed::decode(&entries).unwrap().update(&NODE, &live, &new, by(who, status), now);
                 let json = (bytes(&live), bytes(&new));
                 let found = Managed::update_entries(&entries, &NODE, (&json.0, &json.1), by(who, status), now);
@@ -312,4 +317,22 @@ fn a_heartbeat_changes_a_time_and_nothing_else() {
         entries_if_others_unchanged(&entries, &c.modified, &other, at(9)),
         None
     );
+}
+
+/// No manager owns the resourceVersion, which a patched object does not have.
+#[test]
+fn an_entry_may_own_the_resource_version_only_if_its_text_has_it() {
+    for (fields, may) in [
+        (json!(r#"{"f:status":{"f:phase":{}}}"#), false),
+        (json!(r#"{"f:metadata":{"f:resourceVersion":{}}}"#), true),
+        (json!(r#"{"f:metadata":{"f:resource\u0056ersion":{}}}"#), true),
+        (json!({"f:status": {}}), true),
+    ] {
+        let entry = ManagedFieldsEntry {
+            fields_v1: Some(FieldsV1(fields)),
+            ..ManagedFieldsEntry::default()
+        };
+        assert_eq!(may_own_version(&entry), may, "{entry:?}");
+    }
+    assert!(may_own_version(&ManagedFieldsEntry::default()));
 }
