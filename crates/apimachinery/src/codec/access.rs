@@ -25,6 +25,14 @@ impl Fields {
     }
 }
 
+/// The index of a field by its name, which is unique; the names from `first` on are compared before the others.
+fn index_of(names: &[&str], name: &str, first: usize) -> Option<usize> {
+    let first = first.min(names.len());
+    let (before, after) = names.split_at(first);
+    let at = after.iter().position(|n| *n == name).map(|at| first + at);
+    at.or_else(|| before.iter().position(|n| *n == name))
+}
+
 /// A field's name and descriptor.
 type NextField = (&'static str, Option<&'static FieldDescriptor>);
 
@@ -36,6 +44,8 @@ pub(super) struct Members<'a, 'de> {
     first: bool,
     /// Keys of a map that were read.
     seen: BTreeSet<Cow<'de, str>>,
+    /// The index of the field after the last one that was read: documents most often have fields in the order of the struct.
+    next_index: usize,
     /// Fields of a struct that were read, one bit each. No struct of Kubernetes has 128.
     seen_fields: u128,
     /// The required time that was not read yet.
@@ -52,6 +62,7 @@ impl<'a, 'de> Members<'a, 'de> {
             fields: None,
             first: true,
             seen: BTreeSet::new(),
+            next_index: 0,
             seen_fields: 0,
             pending_time: None,
             finished: false,
@@ -67,12 +78,13 @@ impl<'a, 'de> Members<'a, 'de> {
                 break;
             }
             let key = self.reader.key()?;
-            let Some(index) = names.iter().position(|name| *name == key) else {
+            let Some(index) = index_of(names, &key, self.next_index) else {
                 let path = self.reader.path_to(Some(&key));
                 self.reader.strict_errors.push(StrictError::UnknownField(path));
                 self.reader.skip()?;
                 continue;
             };
+            self.next_index = index + 1;
             let bit = 1_u128
                 .checked_shl(u32::try_from(index).unwrap_or(u32::MAX))
                 .unwrap_or(0);
@@ -185,6 +197,23 @@ impl<'de> SeqAccess<'de> for Elements<'_, 'de> {
         match self.next()? {
             true => seed.deserialize(&mut *self.reader).map(Some),
             false => Ok(None),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::index_of;
+
+    #[test]
+    fn a_field_is_found_wherever_the_search_begins() {
+        let names = ["a", "b", "c"];
+        for first in 0..=4 {
+            for (index, name) in names.iter().enumerate() {
+                assert_eq!(index_of(&names, name, first), Some(index), "{name} from {first}");
+            }
+            assert_eq!(index_of(&names, "d", first), None);
+            assert_eq!(index_of(&[], "a", first), None);
         }
     }
 }

@@ -82,6 +82,27 @@ fn quoted(byte: u8) -> String {
     }
 }
 
+/// How many bytes of a string come before its end, its first escape or a control character, which is not allowed in it. Most bytes of a
+/// document are in strings: eight are read at a time.
+fn plain_bytes(bytes: &[u8]) -> usize {
+    const ONES: u64 = u64::from_le_bytes([1; 8]);
+    const HIGH_BITS: u64 = ONES << 7;
+    const QUOTES: u64 = ONES * b'"' as u64;
+    const BACKSLASHES: u64 = ONES * b'\\' as u64;
+    let (words, rest) = bytes.as_chunks::<8>();
+    for (n, word) in words.iter().enumerate() {
+        let word = u64::from_le_bytes(*word);
+        // The high bit of each byte of `word` that is less than `limit`. The bits of the bytes after the first such byte may be wrong.
+        let below = |word: u64, limit: u64| word.wrapping_sub(ONES * limit) & !word & HIGH_BITS;
+        let found = below(word, 0x20) | below(word ^ QUOTES, 1) | below(word ^ BACKSLASHES, 1);
+        if found != 0 {
+            return 8 * n + found.trailing_zeros() as usize / 8;
+        }
+    }
+    let is_plain = |byte: &&u8| !matches!(**byte, 0..=0x1f | b'"' | b'\\');
+    8 * words.len() + rest.iter().take_while(is_plain).count()
+}
+
 /// One element of the path to a value.
 #[derive(Debug)]
 pub(super) enum PathElement<'de> {
@@ -336,6 +357,7 @@ impl<'de> Reader<'de> {
         let mut owned: Option<String> = None;
         let mut start = self.at;
         loop {
+            self.at += plain_bytes(self.input.get(self.at..).unwrap_or_default());
             match self.input.get(self.at) {
                 Some(b'"') => {
                     let rest = self.utf8(&self.input[start..self.at])?;
@@ -527,7 +549,22 @@ impl<'de> Reader<'de> {
 
 #[cfg(test)]
 mod tests {
-    use super::quoted;
+    use super::{plain_bytes, quoted};
+
+    #[test]
+    fn a_string_is_read_up_to_the_first_byte_that_is_not_plain() {
+        let plain = b"0123456789 \x7f\x80\xff!#[]azAZ{}:,";
+        for len in 0..plain.len() {
+            assert_eq!(plain_bytes(&plain[..len]), len);
+            for end in (0..=0x1f).chain([b'"', b'\\']) {
+                // What follows the first such byte does not count.
+                for after in [&b""[..], b"\"\"\"\"\"\"\"\"\"", b"abcdefghijk", &[0; 16]] {
+                    let text = [&plain[..len], &[end], after].concat();
+                    assert_eq!(plain_bytes(&text), len, "{}", text.escape_ascii());
+                }
+            }
+        }
+    }
 
     #[test]
     fn bytes_that_are_not_json_are_shown_as_in_go() {
