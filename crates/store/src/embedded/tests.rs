@@ -347,6 +347,57 @@ async fn a_group_is_a_sequence() {
     );
 }
 
+/// Keys with and without a condition, that exist, that do not and that were deleted, in one transaction.
+#[tokio::test]
+async fn a_write_continues_the_history_of_its_key_with_and_without_a_condition() {
+    let dir = TempDir::new().unwrap();
+    let store = open(dir.path()).await.unwrap();
+    for (key, revision) in [("a", 2), ("b", 3), ("c", 4)] {
+        assert_eq!(put(&store, key, b"1").await, revision);
+    }
+    let bytes = |key: &'static str| Bytes::from_static(key.as_bytes());
+    let condition = |key, is| Compare::ModRevision { key: bytes(key), is };
+    let delete = Txn {
+        compares: vec![condition("c", 4)],
+        ops: vec![Op::Delete { key: bytes("c") }],
+    };
+    let write = Txn {
+        compares: vec![condition("c", 0), condition("a", 2), condition("d", 0)],
+        ops: ["a", "b", "c", "d", "e"]
+            .map(|key| Op::Put {
+                key: bytes(key),
+                value: bytes("2"),
+            })
+            .into(),
+    };
+    // One group: the second sees what the first is about to do.
+    let (deleted, written) = tokio::join!(store.txn(delete), store.txn(write.clone()));
+    assert!(
+        matches!(deleted, Ok(TxnResult::Committed { revision: 5 })),
+        "{deleted:?}"
+    );
+    assert!(
+        matches!(written, Ok(TxnResult::Committed { revision: 6 })),
+        "{written:?}"
+    );
+    let again = store.txn(write).await.unwrap();
+    let TxnResult::Failed { revision: 6, current } = again else {
+        panic!("{again:?}")
+    };
+    let current: Vec<_> = current.iter().flatten().map(|kv| kv.mod_revision).collect();
+    assert_eq!(current, [6, 6, 6]);
+    let range = Range {
+        keys: KeyRange::prefix(""),
+        ..Range::default()
+    };
+    let kvs = store.range(range).await.unwrap().kvs;
+    let seen: Vec<_> = kvs
+        .iter()
+        .map(|kv| (kv.create_revision, kv.mod_revision, kv.version))
+        .collect();
+    assert_eq!(seen, [(2, 6, 2), (3, 6, 2), (6, 6, 1), (6, 6, 1), (6, 6, 1)]);
+}
+
 /// A file that compaction removes in between is not counted.
 fn disk_bytes(dir: &Path) -> u64 {
     let files = fs::read_dir(dir).unwrap();

@@ -69,6 +69,9 @@ struct Pending {
     pair: KeyValue,
 }
 
+/// A key that exists, and its newest version.
+type Newest = Option<(Bytes, Version<Location>)>;
+
 /// What a group of transactions will change, if it becomes durable.
 #[derive(Default)]
 struct Group {
@@ -257,7 +260,7 @@ impl Writer {
     }
 
     /// The key and its version as they will be after what is in the group so far. The value is not read.
-    fn newest_version(&self, group: &Group, key: &[u8]) -> Option<(Bytes, Version<Location>)> {
+    fn newest_version(&self, group: &Group, key: &[u8]) -> Newest {
         if let Some(pending) = group.newest.get(key) {
             let live = pending.version.value.is_some();
             return live.then(|| (pending.pair.key.clone(), pending.version.clone()));
@@ -283,46 +286,29 @@ impl Writer {
         read_pair(&files, &key, &version).map(Some)
     }
 
-    fn mod_revision(&self, group: &Group, key: &[u8]) -> Revision {
-        match group.newest.get(key) {
-            Some(pending) if pending.version.value.is_some() => pending.version.mod_revision,
-            Some(_) => 0,
-            None => {
-                let state = self.shared.state.read();
-                state
-                    .index
-                    .get(key)
-                    .map_or(0, |(_, version)| version.mod_revision)
-            }
-        }
-    }
-
     fn add_txn(&mut self, group: &mut Group, txn: Txn) -> Result<TxnResult, Error> {
-        let key_of = |compare: &Compare| {
-            let Compare::ModRevision { key, is } = compare;
-            (key.clone(), *is)
-        };
-        if !txn
-            .compares
-            .iter()
-            .map(key_of)
-            .all(|(key, is)| self.mod_revision(group, &key) == is)
-        {
-            let current = txn
-                .compares
-                .iter()
-                .map(key_of)
-                .map(|(key, _)| self.newest(group, &key));
-            let current = current.collect::<Result<_, Error>>()?;
-            return Ok(TxnResult::Failed {
-                revision: group.revision,
-                current,
-            });
+        // A key that is written most often has a condition: it is searched for once.
+        let mut compared: Vec<(&Bytes, Newest)> = Vec::with_capacity(txn.compares.len());
+        for Compare::ModRevision { key, is } in &txn.compares {
+            let newest = self.newest_version(group, key);
+            if newest.as_ref().map_or(0, |(_, version)| version.mod_revision) != *is {
+                let keys = txn.compares.iter().map(|Compare::ModRevision { key, .. }| key);
+                let current = keys.map(|key| self.newest(group, key));
+                let current = current.collect::<Result<_, Error>>()?;
+                return Ok(TxnResult::Failed {
+                    revision: group.revision,
+                    current,
+                });
+            }
+            compared.push((key, newest));
         }
         // Nothing from here on can fail: a transaction is in the group whole or not at all.
         let mut writes = Vec::with_capacity(txn.ops.len());
         for op in txn.ops {
-            let before = self.newest_version(group, op.key());
+            let before = match compared.iter_mut().find(|(key, _)| *key == op.key()) {
+                Some((_, newest)) => newest.take(),
+                None => self.newest_version(group, op.key()),
+            };
             match op {
                 Op::Put { key, value } => writes.push((key, Some(value), before)),
                 Op::Delete { .. } if before.is_none() => {}
