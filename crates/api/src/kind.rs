@@ -227,6 +227,14 @@ impl Kind {
         })
     }
 
+    /// A number that no other built-in kind has, for as long as this process runs; `None` for kinds of custom resources.
+    pub fn built_in_id(&self) -> Option<usize> {
+        match &self.0 {
+            Handle::BuiltIn(info) => Some(std::ptr::from_ref(*info).addr()),
+            Handle::Custom(..) => None,
+        }
+    }
+
     /// The kind under which objects are stored, where it is not this one (`events.k8s.io/v1` Events are stored as core
     /// Events, all versions of a custom kind as its storage version).
     pub fn stored_as(&self) -> Option<Kind> {
@@ -275,15 +283,6 @@ impl Kind {
         match self.is_converted_by_webhook() {
             true => self.clone(),
             false => self.stored(),
-        }
-    }
-
-    /// A number that no other built-in kind of this process has, by which a kind is found without comparing names. Nothing follows from it, nor from
-    /// the order of two. `None` for a custom kind.
-    pub fn built_in_number(&self) -> Option<usize> {
-        match &self.0 {
-            Handle::BuiltIn(info) => Some(std::ptr::from_ref::<KindInfo>(info).addr()),
-            Handle::Custom(..) => None,
         }
     }
 

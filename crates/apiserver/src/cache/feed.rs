@@ -11,7 +11,7 @@ use tokio::sync::oneshot;
 use tracing::{error, info, warn};
 
 use super::custom::DEFINITIONS;
-use super::{Cache, Materialized, store_error};
+use super::{Cache, KindCache, Materialized, store_error};
 use crate::keys;
 
 /// Between two attempts to reach the store after a failure.
@@ -98,6 +98,11 @@ impl Cache {
             warn!(key = %kv.key.escape_ascii(), "skipped an object of an unknown kind");
             return None;
         };
+        self.read_of(&cache, kv)
+    }
+
+    /// The object of the cache's kind that the pair holds.
+    fn read_of(&self, cache: &KindCache, kv: &KeyValue) -> Option<Materialized> {
         match self.materialize(&cache.kind, &kv.key, &kv.value, kv.mod_revision) {
             Ok(materialized) => Some(materialized),
             Err(e) => {
@@ -165,7 +170,7 @@ impl Cache {
                     self.remove_definition(local);
                 }
                 terminated
-            } else if let Some(materialized) = self.read(group_plural, &event.kv) {
+            } else if let Some(materialized) = self.read_of(&cache, &event.kv) {
                 let terminated = cache.put(local, materialized.object.clone());
                 if is_definition {
                     self.apply_definition(&materialized.object, event.kv.mod_revision);

@@ -240,10 +240,8 @@ impl KindCache {
     /// because they were too far behind.
     pub fn put(&self, local: &str, object: Arc<Object>) -> usize {
         let mut state = self.state.write();
-        let prev = match state.objects.get_mut(local) {
-            Some(slot) => Some(std::mem::replace(slot, object.clone())),
-            None => state.objects.insert(local.to_string(), object.clone()),
-        };
+        // One search, also for a new object: a second one would cost more than the key that an update drops.
+        let prev = state.objects.insert(local.to_string(), object.clone());
         if let Some(prev) = &prev {
             state.slim_change_to(prev);
         }

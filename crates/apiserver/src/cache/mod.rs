@@ -7,6 +7,7 @@
 //!   store's watch returns the same bytes. Servers of one process may share decoded objects ([`Decoded`]).
 //! - An object that cannot be decoded is reported and skipped.
 
+mod built_in;
 pub mod change;
 mod custom;
 mod decoded;
@@ -24,7 +25,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use bytes::Bytes;
 use knarr_api::emulation::Emulation;
-use knarr_api::{AnyObject, Kind, Object, object, registry};
+use knarr_api::{AnyObject, Kind, Object, object};
 use knarr_apimachinery::Error;
 use knarr_client::Term;
 use knarr_store::{Compare, Op, Store, Txn, TxnResult};
@@ -35,6 +36,7 @@ use tokio::time::Instant;
 use crate::encryption::AtRest;
 use crate::keys::{self, group_name};
 use crate::metrics::Metrics;
+use built_in::BuiltInCaches;
 use custom::CustomKinds;
 pub use custom::KindCacheRef;
 pub use decoded::Decoded;
@@ -43,12 +45,7 @@ pub(crate) use kind::KindCache;
 /// The watch cache. See the module.
 pub struct Cache {
     store: Arc<dyn Store>,
-    /// Of the built-in kinds, sorted by group ([`group_name`]) and plural of the stored kind.
-    built_in: Vec<KindCache>,
-    /// The positions of these by group and plural, so that a kind is found without a name that is made for it.
-    by_name: BTreeMap<String, BTreeMap<String, usize>>,
-    /// And by [`Kind::built_in_number`]: each request needs the caches of a dozen kinds.
-    by_number: BTreeMap<usize, usize>,
+    built_in_kinds: BuiltInCaches,
     custom: RwLock<CustomKinds>,
     /// Everything up to this revision has been applied.
     revision: AtomicU64,
@@ -98,27 +95,9 @@ impl Cache {
         metrics: Arc<Metrics>,
         decoded: Option<Arc<Decoded>>,
     ) -> Arc<Self> {
-        let mut kinds: BTreeMap<(&str, &str), &Kind> = BTreeMap::new();
-        for kind in registry::ALL
-            .iter()
-            .filter(|k| k.stored_as().is_none() && k.is_stored())
-        {
-            kinds.insert((group_name(kind), kind.plural()), kind);
-        }
-        let mut built_in = Vec::with_capacity(kinds.len());
-        let mut by_name: BTreeMap<String, BTreeMap<String, usize>> = BTreeMap::new();
-        let mut by_number = BTreeMap::new();
-        for (at, ((group, plural), kind)) in kinds.into_iter().enumerate() {
-            built_in.push(KindCache::new(kind));
-            let group = by_name.entry(group.to_string()).or_default();
-            group.insert(plural.to_string(), at);
-            by_number.extend(kind.built_in_number().map(|number| (number, at)));
-        }
         Arc::new(Cache {
             store,
-            built_in,
-            by_name,
-            by_number,
+            built_in_kinds: BuiltInCaches::default(),
             custom: RwLock::default(),
             revision: AtomicU64::new(0),
             is_synced: AtomicBool::new(false),
@@ -134,13 +113,10 @@ impl Cache {
 
     /// The cache of the kind as which `kind` is stored. 404 for kinds that are not stored at all.
     pub fn of(&self, kind: &Kind) -> Result<KindCacheRef<'_>, Error> {
-        let stored = kind.stored();
-        let number = stored.built_in_number();
-        if let Some(at) = number.and_then(|number| self.by_number.get(&number))
-            && let Some(cache) = self.built_in.get(*at)
-        {
+        if let Some(cache) = self.built_in_kinds.of(kind) {
             return Ok(KindCacheRef::BuiltIn(cache));
         }
+        let stored = kind.stored();
         self.built_in(group_name(&stored), stored.plural())
             .map(KindCacheRef::BuiltIn)
             .or_else(|| {
@@ -151,11 +127,11 @@ impl Cache {
     }
 
     fn built_in(&self, group: &str, plural: &str) -> Option<&KindCache> {
-        self.built_in.get(*self.by_name.get(group)?.get(plural)?)
+        self.built_in_kinds.named(group, plural)
     }
 
     fn built_in_caches(&self) -> impl Iterator<Item = &KindCache> {
-        self.built_in.iter()
+        self.built_in_kinds.all()
     }
 
     pub fn get(&self, kind: &Kind, namespace: &str, name: &str) -> Option<Arc<Object>> {
@@ -543,28 +519,5 @@ pub fn store_error(error: knarr_store::Error) -> Error {
         E::NoSpace(_) | E::Locked { .. } | E::Corrupt { .. } | E::BadTxn(_) | E::Io(_) => {
             Error::internal(error)
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[tokio::test]
-    async fn a_kind_has_the_cache_of_its_name_and_one_that_is_not_stored_has_none() {
-        let store = knarr_store::open(knarr_store::Config::Memory).await.unwrap();
-        let cache = Cache::new(store);
-        for kind in registry::ALL.iter() {
-            let stored = kind.stored();
-            let named = cache.built_in(group_name(&stored), stored.plural());
-            match (cache.of(kind), named) {
-                (Ok(found), Some(named)) => assert!(std::ptr::eq(&*found, named), "{kind:?}"),
-                (Err(error), None) => assert!(error.is_not_found() && !stored.is_stored(), "{kind:?}"),
-                (found, named) => panic!("{kind:?}: {} {}", found.is_ok(), named.is_some()),
-            }
-        }
-        let names = cache.built_in_caches().map(|of| group_plural(&of.kind));
-        let names: Vec<_> = names.collect();
-        assert!(names.is_sorted_by_key(|name| name.split_once('/')), "{names:?}");
     }
 }
