@@ -14,6 +14,7 @@ mod disruption;
 pub(crate) mod managed_fields;
 pub(crate) mod metadata;
 pub mod patch;
+mod patch_document;
 pub(crate) mod preconditions;
 mod quota;
 pub mod read;

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use bytes::Bytes;
 use knarr_api::{AnyObject, Kind, Object, patch};
 use knarr_apimachinery::error::ResourceRef;
 use knarr_apimachinery::field::{ErrorList, FieldError};
@@ -10,8 +11,9 @@ use knarr_client::{Patch, Preconditions};
 use serde_json::Value;
 
 use super::Pipeline;
-use super::decode::{BodyError, FieldValidation, Reason, decode, syntax};
+use super::decode::{BodyError, FieldValidation, Json, Reason, decode_body, syntax};
 use super::metadata::check_name;
+use super::patch_document::PatchDocument;
 use super::preconditions::check_unconditional_update;
 use crate::request::{Ctx, Target, with_empty_details};
 
@@ -163,12 +165,14 @@ fn apply(
     validation: FieldValidation,
     old: &Object,
 ) -> Result<Box<dyn AnyObject>, Error> {
-    let mut doc: Value = serde_json::from_slice(old.json()).map_err(Error::internal)?;
-    let was = version_of(&doc);
-    body.apply(target, &mut doc)?;
+    let mut document = PatchDocument::new(&body.patch, target.kind, old.json())?;
+    let was = version_of(&document.read);
+    body.apply(target, &mut document.read)?;
+    let doc = &document.read;
     // Without its apiVersion the document is decoded as Kubernetes' internal type, which has no metadata.
     let typed = doc.get("apiVersion").and_then(Value::as_str);
-    if typed.is_none_or(str::is_empty) && !matches!(body.patch, Patch::Strategic(_)) {
+    let is_untyped = document.is_whole() && typed.is_none_or(str::is_empty);
+    if is_untyped && !matches!(body.patch, Patch::Strategic(_)) {
         let unknown: Vec<String> = doc
             .as_object()
             .into_iter()
@@ -178,7 +182,7 @@ fn apply(
             .collect();
         match validation {
             FieldValidation::Strict => {
-                return Err(body.unprocessable(&doc, &Reason::Strict(unknown).to_string()));
+                return Err(body.unprocessable(doc, &Reason::Strict(unknown).to_string()));
             }
             FieldValidation::Warn => unknown.into_iter().for_each(|w| ctx.warn(w)),
             FieldValidation::Ignore => {}
@@ -189,10 +193,10 @@ fn apply(
         )));
     }
     // The resourceVersion is the object's and not the client's, unless the patch changed it.
-    let given = version_of(&doc);
-    let json = serde_json::to_vec(&doc).map_err(Error::internal)?;
+    let given = version_of(doc);
+    let json = Json::from(Bytes::from(document.to_json()?));
     let mut own = body.report_strict_errors(ctx, validation);
-    let new = match decode(ctx, target.kind, &json, validation) {
+    let new = match decode_body(ctx, target.kind, &json, validation) {
         Ok(new) if own.is_empty() => Ok(new),
         Ok(_) => Err(Reason::Strict(own).to_string()),
         Err(BodyError::CannotBeHandled(error)) => Err(match error.reason {
@@ -204,7 +208,11 @@ fn apply(
         }),
         Err(error) => Err(error.reason()),
     };
-    let mut new = new.map_err(|why| body.unprocessable(&doc, &why))?;
+    // The error shows the whole document.
+    let mut new = new.map_err(|why| match serde_json::from_slice::<Value>(json.bytes()) {
+        Ok(doc) => body.unprocessable(&doc, &why),
+        Err(error) => Error::internal(error),
+    })?;
     if new.metadata().name.as_deref().unwrap_or("").is_empty() {
         check_name(target, &*new)?;
     }
