@@ -12,14 +12,20 @@ use super::disk::{Disk, DiskFile};
 use super::format::{FRAME_HEADER_BYTES, FileKind, HEADER_BYTES, Header, frame_header};
 use crate::Error;
 
+/// Whether there is no room for what was to be written.
+pub(super) fn is_full(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        ErrorKind::StorageFull | ErrorKind::QuotaExceeded | ErrorKind::FileTooLarge
+    )
+}
+
 /// An error of the system, as the user sees it.
 pub(super) fn failed(doing: &str, path: &Path, error: io::Error) -> Error {
     let message = format!("{doing} {}: {error}", path.display());
-    match error.kind() {
-        ErrorKind::StorageFull | ErrorKind::QuotaExceeded | ErrorKind::FileTooLarge => {
-            Error::NoSpace(message)
-        }
-        kind => Error::Io(Arc::new(io::Error::new(kind, message))),
+    match is_full(&error) {
+        true => Error::NoSpace(message),
+        false => Error::Io(Arc::new(io::Error::new(error.kind(), message))),
     }
 }
 
@@ -211,7 +217,7 @@ impl DataFile {
 pub(super) enum Frame<'a> {
     /// A valid frame; its payload is at `place`.
     Good { place: u64, payload: &'a [u8] },
-    /// The file ends here.
+    /// The file ends here, or nothing but zeros follows.
     End,
     /// No good frame.
     Bad {
@@ -232,6 +238,9 @@ pub(super) struct Frames<'a> {
 
 /// How much is read from a file at once, unless a frame is larger.
 const READ_BYTES: usize = 1 << 20;
+
+/// How much is read at once where zeros are expected.
+const ZEROS_READ_BYTES: u64 = 64 << 10;
 
 impl<'a> Frames<'a> {
     pub fn of(file: &'a DataFile) -> Self {
@@ -270,7 +279,7 @@ impl<'a> Frames<'a> {
 
     pub fn next(&mut self) -> Result<Frame<'_>, Error> {
         let (place, end) = (self.place, self.file.len());
-        if place == end {
+        if place == end || (self.begins_with_zeros(place)? && self.content_end(place)? == place) {
             return Ok(Frame::End);
         }
         let Some((len, crc)) = self.header(place)? else {
@@ -295,10 +304,11 @@ impl<'a> Frames<'a> {
             .is_some_and(|bytes| crc32fast::hash(bytes) == crc);
         if !good {
             // Only the last frame may never have reached the disk: one is durable before the next is begun.
+            let torn = next == end || !self.frame_follows(next - 1)?;
             return Ok(Frame::Bad {
                 place,
                 why: "the frame does not match its checksum",
-                torn: next == end,
+                torn,
             });
         }
         self.place = next;
@@ -309,9 +319,33 @@ impl<'a> Frames<'a> {
         })
     }
 
+    /// Whether there are only zeros where a frame would have its header.
+    fn begins_with_zeros(&mut self, place: u64) -> Result<bool, Error> {
+        let header = self.bytes(place, FRAME_HEADER_BYTES)?;
+        Ok(header.is_none_or(|bytes| bytes.iter().all(|byte| *byte == 0)))
+    }
+
+    /// Where the zeros begin that the file ends with, but not before `place`.
+    fn content_end(&self, place: u64) -> Result<u64, Error> {
+        let mut end = self.file.len();
+        let mut piece = vec![0; (end - place).min(ZEROS_READ_BYTES) as usize];
+        while end > place {
+            let len = (end - place).min(ZEROS_READ_BYTES);
+            let piece = &mut piece[..len as usize];
+            let outcome = self.file.file.read_exact_at(piece, end - len);
+            outcome.map_err(|e| failed("cannot read", &self.file.path, e))?;
+            if let Some(last) = piece.iter().rposition(|byte| *byte != 0) {
+                return Ok(end - len + last as u64 + 1);
+            }
+            end -= len;
+        }
+        Ok(place)
+    }
+
     /// Whether a frame begins somewhere after `place`. Then what is at `place` was durable once.
     fn frame_follows(&mut self, place: u64) -> Result<bool, Error> {
-        let end = self.file.len();
+        // No frame begins in the zeros at the end.
+        let end = self.content_end(place)?;
         if end - place > (super::format::MAX_FRAME_BYTES + FRAME_HEADER_BYTES) as u64 {
             return Ok(true);
         }

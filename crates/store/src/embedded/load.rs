@@ -1,8 +1,8 @@
 //! Opening a data directory: from files to an index.
 //!
-//! The files are one base (none at first) and the logs after it. Only the last log may end in the middle of a frame:
-//! that is the group of transactions that was being written when the process died, and none of them was acknowledged.
-//! It is cut off. What is read is made durable before any reader sees it. Any other inconsistency is an error and
+//! The files are one base (none at first) and the logs after it. A log may end in zeros, which were to be overwritten. Only the last log
+//! may end in the middle of a frame: that is the group of transactions that was being written when the process died, and none of them was
+//! acknowledged. Both are cut off. What is read is made durable before any reader sees it. Any other inconsistency is an error and
 //! nothing is changed: the directory then needs an administrator.
 
 use std::collections::BTreeMap;

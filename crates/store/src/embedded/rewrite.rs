@@ -15,7 +15,7 @@ use super::load::read_base;
 use super::{Files, Shared, read_pair};
 use crate::Error;
 
-/// When a rewrite starts, and its step sizes; tests use smaller ones.
+/// When a rewrite starts, its step sizes and the log's; tests use smaller ones.
 pub(super) struct RewriteLimits {
     /// Bytes that are not worth a rewrite.
     pub waste_bytes: u64,
@@ -23,12 +23,15 @@ pub(super) struct RewriteLimits {
     pub keys: usize,
     /// A frame of a base is complete at this size.
     pub frame_bytes: usize,
+    /// How many zeros are written after the end of a log at once: see [`super::writer`].
+    pub log_bytes: usize,
 }
 
 pub(super) const LIMITS: RewriteLimits = RewriteLimits {
     waste_bytes: 4 << 20,
     keys: 256,
     frame_bytes: 1 << 20,
+    log_bytes: 256 << 10,
 };
 
 pub(super) struct Rewrite {

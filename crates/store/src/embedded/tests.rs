@@ -1,6 +1,7 @@
 //! Tests that need the engine's inside: failing disks, damaged files, freed space.
 
 mod crashes;
+mod zeros_after_the_log;
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -15,6 +16,7 @@ use super::EmbeddedStore;
 use super::disk::Disk;
 use super::disk::simulated::SimulatedDisk;
 use super::format::HEADER_BYTES;
+use super::rewrite::LIMITS;
 use crate::{Compare, Error, KeyRange, Op, Range, Revision, Store, Txn, TxnResult, WatchItem};
 
 /// A store on a disk that can be full or broken.
@@ -80,10 +82,15 @@ async fn example(dir: &Path) -> (Vec<u8>, Vec<usize>) {
     let mut ends = vec![HEADER_BYTES];
     for n in 0..6u8 {
         put(&store, &format!("k{}", n % 4), &[n; 20]).await;
-        ends.push(fs::metadata(&log).unwrap().len() as usize);
+        ends.push(store.size_bytes().await.unwrap() as usize);
     }
+    // While the store is open, zeros follow: the next group makes the file no longer.
+    let file_bytes = fs::metadata(&log).unwrap().len() as usize;
+    assert!(ends[6] < file_bytes && file_bytes == ends[1] + LIMITS.log_bytes);
     drop(store);
-    (fs::read(&log).unwrap(), ends)
+    let log = fs::read(&log).unwrap();
+    assert_eq!(log.len(), ends[6]);
+    (log, ends)
 }
 
 /// The store made of these bytes: its revision and pairs, or the error.

@@ -1,6 +1,12 @@
 //! The thread that writes: many transactions, one fsync.
+//!
+//! The file of the log is longer than the log: zeros follow, which the next frames overwrite. An fsync after a write that makes a file longer
+//! waits for the file system's journal, too; that of an overwrite waits for the data only. Large groups, of many writers, are
+//! appended without zeros: one wait for the journal is little for each of them, and the zeros would be as many bytes again. A log that ends in
+//! zeros is complete ([`super::file::Frames`]).
 
 use std::collections::HashMap;
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,7 +15,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 
 use super::disk::Disk;
-use super::file::{DataFile, Location, failed};
+use super::file::{DataFile, Location, failed, is_full};
 use super::format::{Encoder, begin_frame, end_frame};
 use super::rewrite::{Plan, Rewrite};
 use super::{Shared, read_pair};
@@ -83,12 +89,17 @@ struct Group {
     answers: Vec<Answer>,
 }
 
+/// Zeros follow only groups of which so many fit into them.
+const SMALL_GROUPS: usize = 4;
+
 pub(super) struct Writer {
     shared: Arc<Shared>,
     disk: Disk,
     log: Arc<DataFile>,
     requests: mpsc::Receiver<Request>,
     buffer: Vec<u8>,
+    /// The length of the log's file: zeros are after the log's end.
+    file_bytes: u64,
     /// Set if the end of the log could not be repaired: nothing may be appended after that.
     broken: Option<Error>,
     /// There was a compaction, and what it made unreadable is not all forgotten yet.
@@ -117,6 +128,7 @@ impl Writer {
         Writer {
             shared,
             disk,
+            file_bytes: log.len(),
             log,
             requests,
             buffer: Vec::new(),
@@ -145,6 +157,7 @@ impl Writer {
         if let Some(rewrite) = self.rewrite.take() {
             rewrite.stop();
         }
+        self.cut_zeros();
     }
 
     /// Takes what waits, and waits for it unless there is something to forget; `false` when the store is dropped.
@@ -399,10 +412,8 @@ impl Writer {
         }
         let end = self.log.len();
         end_frame(&mut self.buffer, frame, self.log.header.salt, end);
+        let written = self.append(end).map_err(|e| ("cannot write", e));
         let file = &self.log.file;
-        let written = file
-            .write_all_at(&self.buffer, end)
-            .map_err(|e| ("cannot write", e));
         let begin = Instant::now();
         let durable = written.and_then(|()| file.sync().map_err(|e| ("cannot sync", e)));
         self.sync_time = begin.elapsed();
@@ -410,6 +421,7 @@ impl Writer {
             self.log.set_len(end + self.buffer.len() as u64);
             return Ok(());
         };
+        self.file_bytes = end;
         let error = failed(doing, &self.log.path, error);
         // Part of it may be in the file, even on the disk. It must be removed before the failure is reported, and
         // before anything is written in its place.
@@ -422,6 +434,41 @@ impl Writer {
         tracing::error!(file = %self.log.path.display(), %why, "the store can only be read from now on");
         self.broken = Some(Error::Io(Arc::new(std::io::Error::other(why.clone()))));
         Err(Error::Unavailable(why))
+    }
+
+    /// Writes the buffer at the end of the log; with zeros after it, if the file would become longer and the group is small.
+    fn append(&mut self, end: u64) -> io::Result<()> {
+        let file = &self.log.file;
+        let frame = self.buffer.len();
+        if end + frame as u64 <= self.file_bytes {
+            return file.write_all_at(&self.buffer, end);
+        }
+        let zeros = match frame <= self.shared.limits.log_bytes / SMALL_GROUPS {
+            true => self.shared.limits.log_bytes,
+            false => 0,
+        };
+        self.buffer.resize(frame + zeros, 0);
+        let mut written = file.write_all_at(&self.buffer, end);
+        let mut bytes = self.buffer.len();
+        self.buffer.truncate(frame);
+        // The frame may fit on a disk that has no room for the zeros.
+        if zeros > 0 && written.as_ref().is_err_and(is_full) {
+            bytes = frame;
+            written = file.cut(end).and_then(|()| file.write_all_at(&self.buffer, end));
+        }
+        self.file_bytes = end + bytes as u64;
+        written
+    }
+
+    /// Removes the zeros after a log to which nothing more is written.
+    fn cut_zeros(&self) {
+        if self.broken.is_none()
+            && self.file_bytes > self.log.len()
+            && let Err(error) = self.log.file.cut(self.log.len())
+        {
+            // The next start does it.
+            tracing::debug!(file = %self.log.path.display(), %error, "cannot remove the zeros after the log");
+        }
     }
 
     /// Lets readers and watchers see what is durable now.
@@ -464,6 +511,8 @@ impl Writer {
         match Rewrite::plan(&self.shared, &self.disk, &self.log) {
             Ok(None) => return None,
             Ok(Some((plan, log))) => {
+                self.cut_zeros();
+                self.file_bytes = log.len();
                 self.log = log;
                 return Some(plan);
             }

@@ -482,8 +482,12 @@ impl SimulatedFile {
             return Ok(());
         }
         let inode = &mut state.inodes[self.inode];
+        let freed = (inode.cached.len() as u64).saturating_sub(len);
         inode.cached.resize(len as usize, 0);
         inode.pending.push(Pending::Cut(len));
+        if let Some(left) = &mut state.room {
+            *left += freed;
+        }
         Ok(())
     }
 

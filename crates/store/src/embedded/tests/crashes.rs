@@ -286,6 +286,7 @@ impl History {
                 waste_bytes: 3000,
                 keys: 2,
                 frame_bytes: 1000,
+                log_bytes: 3000,
             },
         });
         let disk = Disk::Simulated(self.disk.clone());
