@@ -4,15 +4,17 @@
 //! last revision; its connection never delays a write.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
+use std::pin::Pin;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use knarr_api::{Kind, Object};
 use knarr_apimachinery::Error;
 use knarr_apimachinery::capacity::ShrinkSparse;
 use knarr_apimachinery::field::{ErrorList, Path};
+use prometheus::IntCounter;
 use tokio::sync::mpsc;
-use tokio::time::{Instant, Interval, MissedTickBehavior};
+use tokio::time::{Instant, Interval, MissedTickBehavior, Sleep};
 
 use crate::cache::Cache;
 use crate::cache::change::{Change, EventType, Filter};
@@ -57,7 +59,10 @@ pub struct Watcher {
     missed: VecDeque<Arc<Change>>,
     changes: mpsc::Receiver<Arc<Change>>,
     bookmarks: Option<Interval>,
-    deadline: Option<Instant>,
+    /// One timer for the whole watch: one for each wait would be entered and removed with each event.
+    deadline: Option<Pin<Box<Sleep>>>,
+    /// Counts the events that were sent, once there are any.
+    sent_events: OnceLock<IntCounter>,
 }
 
 impl Pipeline {
@@ -112,7 +117,7 @@ impl Pipeline {
             self.entropy.fill(&mut spread);
             DEFAULT_TIMEOUT_SECONDS + u64::from_le_bytes(spread) % DEFAULT_TIMEOUT_SECONDS
         });
-        watcher.deadline = Some(Instant::now() + Duration::from_secs(seconds));
+        watcher.deadline = Some(Box::pin(tokio::time::sleep(Duration::from_secs(seconds))));
         Ok(watcher)
     }
 
@@ -148,6 +153,7 @@ impl Pipeline {
             changes: subscription.changes,
             bookmarks: None,
             deadline: None,
+            sent_events: OnceLock::new(),
         })
     }
 }
@@ -165,7 +171,10 @@ impl Watcher {
 
     /// Counts events that were sent.
     pub(crate) fn sent(&self, events: usize) {
-        self.cache.count_watched(&self.filter.kind, events);
+        let counter = self
+            .sent_events
+            .get_or_init(|| self.cache.watch_events(&self.filter.kind));
+        counter.inc_by(events as u64);
     }
 
     /// The next item; `None` at the end, on timeout or because it fell behind.
@@ -189,7 +198,6 @@ impl Watcher {
             // All that there was at the beginning has been sent, and a watch may last for weeks.
             self.pending.shrink_sparse();
             self.missed.shrink_sparse();
-            let deadline = self.deadline;
             let tick = async {
                 match &mut self.bookmarks {
                     Some(ticks) => {
@@ -199,8 +207,8 @@ impl Watcher {
                 }
             };
             let end = async {
-                match deadline {
-                    Some(at) => tokio::time::sleep_until(at).await,
+                match &mut self.deadline {
+                    Some(deadline) => deadline.as_mut().await,
                     None => std::future::pending().await,
                 }
             };
@@ -333,5 +341,48 @@ fn validate(query: &WatchQuery) -> Result<(), Error> {
         Ok(())
     } else {
         Err(invalid_options("ListOptions", &errors))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use knarr_api::k8s_openapi::api::core::v1::ConfigMap;
+    use knarr_api::registry;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_watch_ends_at_its_deadline_whatever_it_has_sent_before() {
+        let store = knarr_store::open(knarr_store::Config::Memory).await.unwrap();
+        let (sender, changes) = mpsc::channel(1);
+        let kind = &registry::CONFIG_MAP;
+        let mut watcher = Watcher {
+            cache: Cache::new(store),
+            converter: None,
+            failed: false,
+            filter: Filter::everything(kind, ""),
+            after: 0,
+            pending: VecDeque::new(),
+            missed: VecDeque::new(),
+            changes,
+            bookmarks: None,
+            deadline: Some(Box::pin(tokio::time::sleep(Duration::from_secs(10)))),
+            sent_events: OnceLock::new(),
+        };
+        let begun = Instant::now();
+        for _ in 0..3 {
+            let object = Arc::new(Object::from_typed(kind, Box::new(ConfigMap::default())));
+            let change = Arc::new(Change::new(object, None, false));
+            let later = async {
+                tokio::time::sleep(Duration::from_secs(3)).await;
+                sender.send(change).await
+            };
+            let (item, sent) = tokio::join!(watcher.next(), later);
+            assert!(sent.is_ok() && matches!(item, Some(Item::Event(EventType::Added, _, _))));
+            watcher.sent(1);
+        }
+        assert!(watcher.next().await.is_none());
+        assert_eq!(begun.elapsed().as_secs(), 10);
+        assert_eq!(watcher.sent_events.get().map(IntCounter::get), Some(3));
     }
 }

@@ -30,6 +30,7 @@ use knarr_apimachinery::Error;
 use knarr_client::Term;
 use knarr_store::{Compare, Op, Store, Txn, TxnResult};
 use parking_lot::{Mutex, RwLock};
+use prometheus::IntCounter;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
@@ -364,9 +365,10 @@ impl Cache {
             .unwrap_or_else(|| Arc::new(object.at_revision(revision)))
     }
 
-    pub(crate) fn count_watched(&self, kind: &Kind, events: usize) {
+    /// Counts the events that are sent to watchers of a kind.
+    pub(crate) fn watch_events(&self, kind: &Kind) -> IntCounter {
         self.metrics
-            .watched(kind.group(), kind.version(), kind.kind(), events as u64);
+            .watch_events_of(kind.group(), kind.version(), kind.kind())
     }
 
     /// A value as it was before it was encrypted.

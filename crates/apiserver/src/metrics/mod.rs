@@ -430,8 +430,8 @@ impl Metrics {
         self.slis.text()
     }
 
-    /// Events that were sent to watchers of a kind.
-    pub fn watched(&self, group: &str, version: &str, kind: &str, events: u64) {
+    /// Counts the events that are sent to watchers of a kind.
+    pub(crate) fn watch_events_of(&self, group: &str, version: &str, kind: &str) -> IntCounter {
         let labels = match self
             .known_watches
             .admits(format!("{group}/{version}/{kind}").as_str())
@@ -439,7 +439,7 @@ impl Metrics {
             true => [group, version, kind],
             false => [""; 3],
         };
-        self.watch_events.with_label_values(&labels).inc_by(events);
+        self.watch_events.with_label_values(&labels)
     }
 
     /// The watch cache has applied a change; so many watchers were closed because they did not read theirs.
@@ -551,7 +551,9 @@ mod tests {
         for n in 0..SERIES_MAX + 100 {
             let list = RequestInfo::parse(&Method::GET, &format!("/apis/example.com/v1/things{n}"), false);
             metrics.finished(&Series::of(&list, true, false), StatusCode::OK, None);
-            metrics.watched("example.com", "v1", &format!("Thing{n}"), 1);
+            metrics
+                .watch_events_of("example.com", "v1", &format!("Thing{n}"))
+                .inc();
             metrics.store_took("get", &format!("things{n}"), Duration::ZERO);
         }
         let text = metrics.text(Samples::default());
