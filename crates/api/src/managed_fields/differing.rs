@@ -10,29 +10,31 @@ use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
-/// Whether the resourceVersion counts as a field. No manager owns it, and a client that patches an object sends none.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum ResourceVersion {
-    Compared,
-    Ignored,
+/// Fields whose differences do not count.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Ignored {
+    /// No manager owns it, and a client that patches an object sends none.
+    pub resource_version: bool,
+    /// It cannot be written through the status subresource.
+    pub spec: bool,
 }
 
 /// Both objects without equal values and without their managers. Comparing these is comparing the
 /// objects.
-pub(super) fn differing(
-    live: &[u8],
-    new: &[u8],
-    version: ResourceVersion,
-) -> serde_json::Result<(Value, Value)> {
+pub(super) fn differing(live: &[u8], new: &[u8], ignored: Ignored) -> serde_json::Result<(Value, Value)> {
     let mut live: Members<'_> = serde_json::from_slice(live)?;
     let mut new: Members<'_> = serde_json::from_slice(new)?;
+    if ignored.spec {
+        live.remove("spec");
+        new.remove("spec");
+    }
     let metadata = live.remove("metadata").zip(new.remove("metadata"));
     let (mut left, mut right) = narrow(&live, &new)?;
     if let Some((live, new)) = metadata {
         let (mut live, mut new): (Members<'_>, Members<'_>) = (members(live)?, members(new)?);
         for members in [&mut live, &mut new] {
             members.remove("managedFields");
-            if version == ResourceVersion::Ignored {
+            if ignored.resource_version {
                 members.remove("resourceVersion");
             }
         }
@@ -244,7 +246,7 @@ mod tests {
             let bytes = |v: &Value| serde_json::to_vec(v).unwrap();
             let mut carried = left.clone();
             carried["metadata"]["managedFields"] = json!([{"manager": "m"}]);
-            let (l, r) = differing(&bytes(&carried), &bytes(&right), ResourceVersion::Compared).unwrap();
+            let (l, r) = differing(&bytes(&carried), &bytes(&right), Ignored::default()).unwrap();
             let (whole, narrowed) = (values::compare(kind, &left, &right), values::compare(kind, &l, &r));
             prop_assert_eq!(sets(whole), sets(narrowed), "{} {}", l, r);
         }
@@ -263,13 +265,11 @@ mod tests {
             };
             let forward = text(&mut names.iter(), "k001");
             let backward = text(&mut names.iter().rev().skip(1), "");
-            let (l, r) =
-                differing(forward.as_bytes(), backward.as_bytes(), ResourceVersion::Compared).unwrap();
+            let (l, r) = differing(forward.as_bytes(), backward.as_bytes(), Ignored::default()).unwrap();
             let last = format!("k{:03}", count - 1);
             assert_eq!(l, json!({"data": {"k001": 1, last.as_str(): 0}}), "{count}");
             assert_eq!(r, json!({"data": {"k001": 0}}), "{count}");
-            let (r, l) =
-                differing(backward.as_bytes(), forward.as_bytes(), ResourceVersion::Compared).unwrap();
+            let (r, l) = differing(backward.as_bytes(), forward.as_bytes(), Ignored::default()).unwrap();
             assert_eq!(l, json!({"data": {"k001": 1, last.as_str(): 0}}), "{count}");
             assert_eq!(r, json!({"data": {"k001": 0}}), "{count}");
         }
@@ -280,7 +280,7 @@ mod tests {
         let live = json!({"kind": "Pod", "metadata": {"name": "a", "managedFields": []}, "status": {"phase": "Running", "x": {"y": 1, "z": [1]}}});
         let new = json!({"kind": "Pod", "metadata": {"name": "a"}, "status": {"phase": "Running", "x": {"y": 1, "z": [2]}}});
         let (live, new) = (live.to_string(), new.to_string());
-        let (l, r) = differing(live.as_bytes(), new.as_bytes(), ResourceVersion::Compared).unwrap();
+        let (l, r) = differing(live.as_bytes(), new.as_bytes(), Ignored::default()).unwrap();
         assert_eq!(
             (l, r),
             (
@@ -290,15 +290,22 @@ mod tests {
         );
     }
 
-    /// A client that sends no resourceVersion changes no field by that.
+    /// A client that sends no resourceVersion changes no field by that, and one that writes a status none of the specification.
     #[test]
-    fn a_resource_version_is_a_difference_only_if_it_is_compared() {
-        let live = json!({"metadata": {"name": "a", "resourceVersion": "7"}, "status": {"x": 1}}).to_string();
-        let new = json!({"metadata": {"name": "a"}, "status": {"x": 2}}).to_string();
-        let of = |version| differing(live.as_bytes(), new.as_bytes(), version).unwrap();
-        let status = |x: u8| json!({"status": {"x": x}});
-        assert_eq!(of(ResourceVersion::Ignored), (status(1), status(2)));
-        let (l, _) = of(ResourceVersion::Compared);
-        assert_eq!(l["metadata"]["resourceVersion"], "7");
+    fn ignored_fields_are_no_differences() {
+        let live =
+            json!({"metadata": {"name": "a", "resourceVersion": "7"}, "spec": {"y": 1}, "status": {"x": 1}});
+        let new = json!({"metadata": {"name": "a"}, "status": {"x": 2}});
+        let (live, new) = (live.to_string(), new.to_string());
+        for (resource_version, spec) in [(false, false), (false, true), (true, false), (true, true)] {
+            let ignored = Ignored {
+                resource_version,
+                spec,
+            };
+            let (l, r) = differing(live.as_bytes(), new.as_bytes(), ignored).unwrap();
+            assert_eq!(l.get("metadata").is_none(), resource_version, "{l}");
+            assert_eq!(l.get("spec").is_none(), spec, "{l}");
+            assert_eq!((&l["status"]["x"], &r["status"]["x"]), (&json!(1), &json!(2)));
+        }
     }
 }

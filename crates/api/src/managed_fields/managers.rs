@@ -13,7 +13,7 @@ use super::blank::blank;
 use super::check;
 use super::conversions::{Conversions, Versions};
 use super::creation::created_fields;
-use super::differing::{ResourceVersion, differing};
+use super::differing::{Ignored, differing};
 use super::kind_type::type_of_kind;
 use super::manager_id::{MAX_UPDATE_MANAGERS, ManagerId, Operation};
 use super::reset::Reset;
@@ -23,6 +23,9 @@ use super::unchanged::entries_if_others_unchanged;
 use super::values;
 use crate::any_object::AnyObject;
 use crate::kind::Kind;
+
+/// The subresource through which no specification is written.
+const STATUS: &str = "status";
 
 const ANCIENT: &str = "ancient-changes";
 /// The manager of the fields that were set before the first apply.
@@ -184,7 +187,8 @@ impl Managed {
     }
 
     /// As [`Managed::update`], for the object's `entries`, all of the kind's version. Returns the entries
-    /// afterwards: `None` where there are no managers, or an entry is invalid. `json` is the object before and after.
+    /// afterwards: `None` where there are no managers, or an entry is invalid. `json` is the object before and after; of a status, the
+    /// specification may be left out.
     ///
     /// # Errors
     ///
@@ -196,11 +200,12 @@ impl Managed {
         by: ManagerId,
         now: Timestamp,
     ) -> Result<Option<Vec<ManagedFieldsEntry>>, serde_json::Error> {
-        let version = match entries.iter().any(may_own_version) {
-            true => ResourceVersion::Compared,
-            false => ResourceVersion::Ignored,
+        let ignored = Ignored {
+            resource_version: !entries.iter().any(may_own_version),
+            // Of every kind: see `Reset`.
+            spec: by.subresource == STATUS,
         };
-        let (live, new) = differing(live, new, version)?;
+        let (live, new) = differing(live, new, ignored)?;
         // All entries are of the kind's version: nothing has to be converted.
         let mut conversions = Conversions::default();
         let mut differs = Versions::new(kind, (&live, &new), &mut conversions);

@@ -85,8 +85,7 @@ impl Pipeline {
             && (!target.subresource.is_empty() || sent.as_deref().is_none_or(|sent| sent == entries))
             && are_of(entries, &target.kind.api_version())
         {
-            let mut json = Vec::with_capacity(ENCODED_BYTES);
-            new.encode_into(&mut json);
+            let json = compared(target, new);
             let by = ManagerId::new(manager, Operation::Update, target.kind, target.subresource);
             let now = super::seconds(ctx.now);
             let after = Managed::update_entries(entries, target.kind, (live.json(), &json), by, now);
@@ -186,6 +185,21 @@ impl Pipeline {
     }
 }
 
+/// The encoding of an object for [`Managed::update_entries`]: of a pod's status without the specification, the largest part of most pods.
+fn compared(target: &Target<'_>, new: &mut dyn AnyObject) -> Vec<u8> {
+    let mut json = Vec::with_capacity(ENCODED_BYTES);
+    if target.subresource == "status"
+        && let Some(pod) = new.as_any_mut().downcast_mut::<Pod>()
+    {
+        let spec = pod.spec.take();
+        pod.encode_into(&mut json);
+        pod.spec = spec;
+    } else {
+        new.encode_into(&mut json);
+    }
+    json
+}
+
 /// The encoding of a pod that has nothing but these conditions.
 fn conditions_alone(pod: &Pod) -> Vec<u8> {
     let status = pod.status.as_ref().map(|status| PodStatus {
@@ -232,4 +246,31 @@ pub(super) fn same_but_for_times(a: &dyn AnyObject, b: &dyn AnyObject) -> bool {
     // They are sorted by time. No manager occurs twice.
     let (a, b) = (managers(a), managers(b));
     a.len() == b.len() && a.iter().all(|one| b.iter().any(|other| same(one, other)))
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::api::core::v1::PodSpec;
+    use knarr_api::registry;
+
+    use super::*;
+
+    #[test]
+    fn a_pods_specification_is_left_out_where_its_status_is_compared_and_stays_as_it_is() {
+        let mut pod = Pod::default();
+        pod.metadata.name = Some("p".into());
+        pod.spec = Some(PodSpec {
+            node_name: Some("n".into()),
+            ..PodSpec::default()
+        });
+        let before = pod.clone();
+        let main = Target::main(&registry::POD, "a", "p");
+        for (subresource, has_spec) in [("", true), ("status", false), ("resize", true)] {
+            let target = Target { subresource, ..main };
+            let json: Value = serde_json::from_slice(&compared(&target, &mut pod)).unwrap();
+            assert_eq!(json.get("spec").is_some(), has_spec, "{subresource}");
+            assert_eq!(json["metadata"]["name"], "p");
+            assert_eq!(pod, before);
+        }
+    }
 }

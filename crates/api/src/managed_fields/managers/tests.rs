@@ -240,7 +240,8 @@ fn node(label: Option<u8>, conditions: [Option<(u8, u8)>; 2]) -> Value {
         })
         .collect();
     let labels = label.map_or(json!({}), |l| json!({"l": l.to_string()}));
-    json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "a", "labels": labels}, "spec": {},
+    let spec = label.map_or(json!({}), |l| json!({"providerID": l.to_string()}));
+    json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "a", "labels": labels}, "spec": spec,
         "status": {"conditions": all}})
 }
 
@@ -335,4 +336,14 @@ fn an_entry_may_own_the_resource_version_only_if_its_text_has_it() {
         assert_eq!(may_own_version(&entry), may, "{entry:?}");
     }
     assert!(may_own_version(&ManagedFieldsEntry::default()));
+}
+
+/// What is ignored in an update of a status must not count in it.
+#[test]
+fn no_kinds_specification_is_written_through_its_status() {
+    let spec = FieldSet::default().with(&["spec", "x"]);
+    for kind in crate::registry::ALL {
+        let kept = Reset::of(kind, STATUS).keep(spec.clone());
+        assert!(kept.is_empty(), "{kind:?}: {}", kept.to_text());
+    }
 }
