@@ -271,7 +271,7 @@ impl Cache {
             }
             _ => Some(typed),
         };
-        let (materialized, written) = oneshot::channel();
+        let (materialized, mut written) = oneshot::channel();
         let id = self.deposit_ids.fetch_add(1, Ordering::Relaxed);
         let deposit_guard = DepositGuard {
             cache: self,
@@ -311,18 +311,22 @@ impl Cache {
             TxnResult::Committed { revision } => {
                 // The cache may be past the write without having seen it: it was filled from a new list, or the store
                 // shows another value than the one that was written. It is committed.
-                let materialized = tokio::select! {
-                    biased;
-                    Ok(object) = written => Some(object),
-                    () = self.wait_for(revision) => None,
+                let materialized = match deleted {
+                    // The cache gets the write before the deletion, so that waiting for the deletion is enough.
+                    Some(deleted) => {
+                        self.wait_for(deleted).await;
+                        written.try_recv().ok()
+                    }
+                    None => tokio::select! {
+                        biased;
+                        Ok(object) = written => Some(object),
+                        () = self.wait_for(revision) => None,
+                    },
                 };
                 let object = match materialized {
                     Some(object) => object,
                     None => self.materialize(kind, &key, &value, revision)?.object,
                 };
-                if let Some(deleted) = deleted {
-                    self.wait_for(deleted).await;
-                }
                 Ok(Written::Done((object, deleted)))
             }
             TxnResult::Failed { revision, .. } => {
