@@ -296,12 +296,40 @@ impl Catalog {
     /// Whether EndpointSlices may offer a pod with these labels: a Service of the namespace selects it, and it is ready or
     /// the Service has publishNotReadyAddresses.
     pub fn may_offer(&self, namespace: &str, labels: &BTreeMap<String, String>, is_ready: bool) -> bool {
+        self.offering(namespace, labels, is_ready).next().is_some()
+    }
+
+    /// Whether a controller may not have seen yet that this pod is deleted, and offer it later: EndpointSlices
+    /// [may](Catalog::may_offer) offer it, and those of a Service do not have it as terminating.
+    pub fn may_offer_later(
+        &self,
+        namespace: &str,
+        labels: &BTreeMap<String, String>,
+        is_ready: bool,
+        addresses: &[IpAddr],
+    ) -> bool {
+        self.offering(namespace, labels, is_ready).any(|entry| {
+            let mut endpoints = entry.slices.values().flat_map(|slice| &slice.endpoints);
+            !endpoints.any(|e| e.terminating && addresses.contains(&e.address))
+        })
+    }
+
+    /// The Services whose EndpointSlices may offer such a pod.
+    fn offering<'a>(
+        &'a self,
+        namespace: &'a str,
+        labels: &'a BTreeMap<String, String>,
+        is_ready: bool,
+    ) -> impl Iterator<Item = &'a Entry> {
         let first = ServiceKey::new(namespace, "");
         self.entries
             .range(first..)
-            .take_while(|(key, _)| &*key.namespace == namespace)
-            .filter_map(|(_, entry)| entry.service.as_ref())
-            .any(|service| (is_ready || service.publish_not_ready) && service.selects(labels))
+            .take_while(move |(key, _)| &*key.namespace == namespace)
+            .map(|(_, entry)| &**entry)
+            .filter(move |entry| {
+                let service = entry.service.as_ref();
+                service.is_some_and(|s| (is_ready || s.publish_not_ready) && s.selects(labels))
+            })
     }
 
     /// All addresses that are offered to new connections, of all Services.

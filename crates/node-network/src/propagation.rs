@@ -109,10 +109,13 @@ impl EndpointPropagation {
         let labels = pod.metadata.labels.as_ref().unwrap_or(&no_labels);
         let is_ready = is_ready(pod);
         // What has been offered since this node last received slices is not in its catalog yet, but in others'. The
-        // write of the pod's deletion comes after all of that.
+        // write of the pod's deletion comes after all of that. And a controller that has not seen the deletion may offer a
+        // pod later that has just become ready.
         let is_known = |catalog: &Catalog, reached: SyncedRevisions| {
+            let has_reached = |marked| reached.slices.is_some_and(|slices| slices >= marked);
             !catalog.may_offer(namespace, labels, is_ready)
-                || marked.is_none_or(|marked| reached.slices.is_some_and(|slices| slices >= marked))
+                || marked.is_none_or(has_reached)
+                    && !catalog.may_offer_later(namespace, labels, is_ready, &addresses)
         };
         loop {
             self.catalog
@@ -292,7 +295,10 @@ mod tests {
         let slice = json!({
             "metadata": {"namespace": "ns", "name": "s", "labels": {"kubernetes.io/service-name": "web"}},
             "addressType": "IPv4",
-            "endpoints": [{"addresses": [POD], "conditions": {"ready": ready}}],
+            "endpoints": [{
+                "addresses": [POD],
+                "conditions": {"ready": ready, "serving": true, "terminating": !ready},
+            }],
         });
         serde_json::from_value(slice).unwrap()
     }
@@ -457,6 +463,8 @@ mod tests {
             ("web", "True", known, false),
             ("web", "False", known + 1, false),
             ("peers", "False", known + 1, true),
+            // No slice of this Service has it as terminating: its controller may not have seen the deletion.
+            ("peers", "False", known, true),
             ("none", "True", known + 1, false),
         ] {
             let wait = cluster.wait_of(pod(app, ready, deleted_at));

@@ -252,3 +252,34 @@ fn n2_nothing_is_kept_of_a_deleted_service_and_its_slices_whichever_is_deleted_f
         assert!(catalog.by_cluster_ip.is_empty());
     }
 }
+
+#[test]
+fn b7_a_deleted_pod_may_be_offered_later_until_each_service_has_it_as_terminating() {
+    let ip: IpAddr = "10.1.0.1".parse().unwrap();
+    let labels = BTreeMap::from([("app".to_string(), "web".to_string())]);
+    let mut catalog = Catalog::default();
+    for name in ["a", "b"] {
+        let service = json!({
+            "metadata": {"namespace": "ns", "name": name},
+            "spec": {"clusterIP": "10.96.0.1", "selector": {"app": "web"}},
+        });
+        catalog.apply_service(&serde_json::from_value(service).unwrap());
+    }
+    let may = |catalog: &Catalog, is_ready| catalog.may_offer_later("ns", &labels, is_ready, &[ip]);
+    assert!(!may(&catalog, false), "it is not ready");
+    let endpoint = |conditions: Value| json!([{"addresses": ["10.1.0.1"], "conditions": conditions}]);
+    let ready = endpoint(json!({"ready": true}));
+    let unready = endpoint(json!({"ready": false}));
+    let terminating = endpoint(json!({"ready": false, "serving": true, "terminating": true}));
+    for (of_a, of_b, expected) in [
+        (&json!([]), &json!([]), true),
+        (&ready, &ready, true),
+        (&unready, &unready, true),
+        (&terminating, &json!([]), true),
+        (&terminating, &terminating, false),
+    ] {
+        catalog.apply_slice(&slice("sa", "a", of_a.clone()));
+        catalog.apply_slice(&slice("sb", "b", of_b.clone()));
+        assert_eq!(may(&catalog, true), expected, "{of_a} {of_b}");
+    }
+}
