@@ -12,7 +12,8 @@ fn is_plain(life: &Life, world: &World) -> bool {
     let node = world.nodes.get(life.node());
     let is_well = node.is_some_and(|node| {
         let mut taints = node.spec.iter().flat_map(|s| s.taints.iter().flatten());
-        is_ready(node) && !taints.any(|taint| taint.effect == "NoExecute")
+        // The constraint honors taints: pods of a cordoned node do not count.
+        is_ready(node) && !taints.any(|taint| taint.effect != "PreferNoSchedule")
     });
     is_well && pod::is_ready(&life.pod) && !is_recorded(&life.pod)
 }

@@ -181,16 +181,18 @@ fn b6_a_surge_first_eviction_without_a_record_or_a_ready_replacement_is_seen() {
     }
 }
 
-/// Seed 981000049: a pod that was being deleted was removed with its lost node.
+/// Seed 981000049: a pod that was being deleted was removed with its lost node. Seed 1108000079: a node was cordoned.
 #[test]
 fn b3_a_scale_down_from_an_emptier_zone_is_seen_and_the_removal_of_a_terminating_pod_is_none() {
     let at = |second: i64| Timestamp::from_second(second).unwrap();
-    // The zones of Ready pods, whether the first of them is terminating, whether its deletion breaks the rule.
-    for (zones, is_terminating, expect) in [
-        (vec!["z2", "z1"], false, false),
-        (vec!["z2", "z1", "z1"], false, true),
-        (vec!["z2", "z1", "z1"], true, false),
-        (vec!["z1", "z1", "z2"], false, false),
+    // The zones of Ready pods, whether the first of them is terminating, whether the node of z1 is cordoned, whether the
+    // deletion of the first pod breaks the rule.
+    for (zones, is_terminating, is_cordoned, expect) in [
+        (vec!["z2", "z1"], false, false, false),
+        (vec!["z2", "z1", "z1"], false, false, true),
+        (vec!["z2", "z1", "z1"], true, false, false),
+        (vec!["z2", "z1", "z1"], false, true, false),
+        (vec!["z1", "z1", "z2"], false, false, false),
     ] {
         let mut world = World {
             now: at(100),
@@ -199,10 +201,14 @@ fn b3_a_scale_down_from_an_emptier_zone_is_seen_and_the_removal_of_a_terminating
         world.placement.scales_down_by_spread = true;
         world.placement.changed = at(0);
         for zone in ["z1", "z2"] {
-            let node = json!({
+            let mut node = json!({
                 "metadata": {"name": zone, "labels": {"topology.kubernetes.io/zone": zone}},
                 "status": {"conditions": [{"type": "Ready", "status": "True"}]},
             });
+            if is_cordoned && zone == "z1" {
+                node["spec"]["taints"] =
+                    json!([{"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"}]);
+            }
             let node = serde_json::from_value(node).unwrap();
             world.nodes.insert(zone.to_string(), node);
         }
@@ -235,7 +241,7 @@ fn b3_a_scale_down_from_an_emptier_zone_is_seen_and_the_removal_of_a_terminating
         assert_eq!(
             broken(&asked, &world).contains(&"B3"),
             expect,
-            "{zones:?} {is_terminating}"
+            "{zones:?} {is_terminating} {is_cordoned}"
         );
     }
 }
