@@ -3,14 +3,18 @@
 
 use std::sync::Arc;
 
+use knarr_client::Clock;
+
 use crate::aggregation::{ApiServiceController, run_api_service_controller};
 use crate::bootstrap::{BootstrapController, run_bootstrap_controller};
+use crate::cache::event_ttl::delete_old_events;
 use crate::cache::maintenance::{CacheMaintenance, compact, forget_changes, slim};
 use crate::custom::{DefinitionController, run_definition_controller};
 use crate::flow_control::{FlowControlController, adjust_seats, run_flow_control};
 
 /// The controllers. They run while this exists.
 pub(crate) struct Controllers {
+    pub clock: Arc<dyn Clock>,
     pub maintenance: Arc<CacheMaintenance>,
     pub bootstrap: Arc<BootstrapController>,
     pub definitions: Arc<DefinitionController>,
@@ -23,6 +27,8 @@ impl Controllers {
         tokio::spawn(compact(Arc::downgrade(&self.maintenance)));
         tokio::spawn(slim(Arc::downgrade(&self.maintenance)));
         tokio::spawn(forget_changes(Arc::downgrade(&self.maintenance)));
+        let events = delete_old_events(Arc::downgrade(&self.maintenance), self.clock.clone());
+        tokio::spawn(events);
         tokio::spawn(run_bootstrap_controller(Arc::downgrade(&self.bootstrap)));
         tokio::spawn(run_definition_controller(Arc::downgrade(&self.definitions)));
         tokio::spawn(run_api_service_controller(Arc::downgrade(&self.api_services)));

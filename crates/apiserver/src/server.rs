@@ -250,6 +250,7 @@ impl Server {
         let endpoints = Arc::new(EndpointReconciler::new(client.clone(), listen, options.advertise));
         let api_services = ApiServiceRegistration::new(client.clone());
         let controllers = Arc::new(Controllers {
+            clock: clock.clone(),
             maintenance: Arc::new(CacheMaintenance { cache: cache.clone() }),
             bootstrap: Arc::new(BootstrapController {
                 client: client.clone(),

@@ -14,6 +14,8 @@ mod custom;
 mod definitions;
 #[path = "in_process/disruption.rs"]
 mod disruption;
+#[path = "in_process/events.rs"]
+mod events;
 #[path = "in_process/hooks.rs"]
 mod hooks;
 #[path = "in_process/lists_and_watches.rs"]

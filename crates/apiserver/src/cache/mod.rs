@@ -12,6 +12,7 @@ pub mod change;
 mod custom;
 mod decoded;
 mod definition;
+pub(crate) mod event_ttl;
 mod feed;
 mod index;
 pub mod kind;
