@@ -36,6 +36,8 @@ const SETS: &str = "apps/replicasets/placed/";
 const POLICIES: &str = "placement.knarr.io/rebalancepolicies/placed/";
 /// A request of the rebalancer that is not answered is committed within this time, or not counted: its record may have been dropped.
 pub(crate) const MOVED_WITHIN: SignedDuration = SignedDuration::from_secs(60);
+/// What follows a pod's eviction is written within this time: its replacement starts, and it terminates for its grace period.
+const REPLACED_WITHIN: SignedDuration = SignedDuration::from_secs(60);
 /// By then all caches have what was written, if nothing is faulty.
 pub(crate) const KNOWN_AFTER: SignedDuration = SignedDuration::from_secs(20);
 
@@ -161,6 +163,12 @@ fn has_nothing_to_do(policy: &Value) -> bool {
 }
 
 impl Placement {
+    /// Whether a pod is being moved. Whether it may be, at rest, is for B3.
+    pub fn is_moving(&self, now: Timestamp) -> bool {
+        let requested = self.last_requested;
+        requested.is_some_and(|at| now.duration_since(at) <= REPLACED_WITHIN)
+    }
+
     /// Applies the write of one key that is not a pod.
     pub fn take_in(&mut self, path: &str, value: Option<&[u8]>, now: Timestamp) {
         let Some(value) = value else { return };

@@ -88,7 +88,8 @@ pub(crate) fn check(seen: &Observation<'_>, world: &World) -> Result<(), Finding
                 false => Ok(()),
             }
         }
-        Observation::Tick if world.resting => at_rest(world),
+        // What was held back for an hour may be moved at rest, and is then replaced first.
+        Observation::Tick if world.resting && !world.placement.is_moving(world.now) => at_rest(world),
         _ => Ok(()),
     }
 }

@@ -13,8 +13,6 @@ use crate::world::{Life, Observation, World};
 const NODE_WRITTEN_AFTER: SignedDuration = SignedDuration::from_secs(290);
 /// What follows a container's start is written within this time.
 const RESTARTED_WITHIN: SignedDuration = SignedDuration::from_secs(10);
-/// What follows a pod's eviction is written within this time: its grace period, and the start of its replacement.
-const REPLACED_WITHIN: SignedDuration = SignedDuration::from_secs(60);
 /// The container that exits by itself again and again: its pod is never at rest.
 const FAILS: &str = "fails";
 
@@ -33,9 +31,7 @@ pub(crate) fn check(seen: &Observation<'_>, world: &World) -> Result<(), Finding
     if key.starts_with("placement.knarr.io/rebalancepolicies/") {
         return Ok(());
     }
-    // Whether a pod may be moved at rest is for B3.
-    let moved = world.placement.last_requested;
-    if moved.is_some_and(|at| world.now.duration_since(at) <= REPLACED_WITHIN) {
+    if world.placement.is_moving(world.now) {
         return Ok(());
     }
     if let Some(node) = key.strip_prefix("core/nodes/") {

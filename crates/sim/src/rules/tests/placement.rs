@@ -245,3 +245,38 @@ fn b3_a_scale_down_from_an_emptier_zone_is_seen_and_the_removal_of_a_terminating
         );
     }
 }
+
+/// Seed 1110000047: a move that a budget of the hour had held back was carried out at rest, and its pod was replaced first.
+#[test]
+fn b6_a_surplus_pod_is_seen_at_rest_unless_it_replaces_one_that_is_moved() {
+    let at = |second: i64| Timestamp::from_second(second).unwrap();
+    // Pods, when a move was last requested, whether the rule is broken.
+    for (pods, requested, expect) in [
+        (1, None, false),
+        (2, None, true),
+        (2, Some(at(990)), false),
+        (2, Some(at(900)), true),
+    ] {
+        let mut world = World {
+            now: at(1_000),
+            resting: true,
+            ..World::default()
+        };
+        world.placement.last_requested = requested;
+        let set = json!({"metadata": {"uid": "set"}, "spec": {"replicas": 1}}).to_string();
+        let path = "apps/replicasets/placed/spread-1";
+        world.placement.take_in(path, Some(set.as_bytes()), at(0));
+        for number in 0..pods {
+            let mut spread = pod("Running", "n1", None);
+            spread.metadata.namespace = Some("placed".into());
+            spread.metadata.labels = Some(BTreeMap::from([("app".into(), "spread".into())]));
+            spread.metadata.owner_references = serde_json::from_value(json!([
+                {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "spread-1", "uid": "set", "controller": true},
+            ]))
+            .unwrap();
+            world.pods.insert(format!("u{number}"), life(spread));
+        }
+        let found = broken(&Observation::Tick, &world).contains(&"B6");
+        assert_eq!(found, expect, "{pods} {requested:?}");
+    }
+}
