@@ -83,14 +83,35 @@ struct Events {
 }
 
 impl Events {
-    /// Returns when ctr is subscribed: it has printed a test event.
+    /// Returns when ctr is subscribed: it has printed a test event. It exits if containerd, killed in the step before, is not there yet.
     fn of(cluster: &Cluster) -> Result<Events, Failed> {
-        let ctr = || {
-            let mut ctr = Command::new("ctr");
-            ctr.arg("--address").arg(cluster.containerd_socket());
-            ctr
-        };
-        let mut child = ctr()
+        let mut events = Events::subscribe(cluster)?;
+        let mut count = 0;
+        eventually("ctr to receive events", || {
+            count += 1;
+            let label = format!("knarr-test={count}");
+            let labeled = ctr(cluster)
+                .args(["namespaces", "label", "k8s.io", &label])
+                .status();
+            if !labeled.is_ok_and(|s| s.success()) {
+                return false;
+            }
+            match events.lines.recv_timeout(EVENT_TIMEOUT) {
+                Ok(_) => true,
+                Err(mpsc::RecvTimeoutError::Timeout) => false,
+                Err(mpsc::RecvTimeoutError::Disconnected) => {
+                    if let Ok(again) = Events::subscribe(cluster) {
+                        events = again;
+                    }
+                    false
+                }
+            }
+        })?;
+        Ok(events)
+    }
+
+    fn subscribe(cluster: &Cluster) -> Result<Events, Failed> {
+        let mut child = ctr(cluster)
             .arg("events")
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
@@ -110,13 +131,6 @@ impl Events {
                 }
             }
         });
-        let mut count = 0;
-        eventually("ctr to receive events", || {
-            count += 1;
-            let label = format!("knarr-test={count}");
-            let labeled = ctr().args(["namespaces", "label", "k8s.io", &label]).status();
-            labeled.is_ok_and(|s| s.success()) && lines.recv_timeout(EVENT_TIMEOUT).is_ok()
-        })?;
         Ok(Events { ctr: child, lines })
     }
 
@@ -124,6 +138,13 @@ impl Events {
     fn next(&self) -> Option<String> {
         self.lines.try_iter().find(|line| !line.contains(TEST_TOPIC))
     }
+}
+
+/// containerd's client, with the cluster's containerd.
+fn ctr(cluster: &Cluster) -> Command {
+    let mut ctr = Command::new("ctr");
+    ctr.arg("--address").arg(cluster.containerd_socket());
+    ctr
 }
 
 impl Drop for Events {
