@@ -182,6 +182,10 @@ impl FenceAgents for Handle {
                 let late = run.timeout + agents.chance.lock().millis(0, LATE_MILLIS);
                 let (agents, action) = (agents.clone(), run.action);
                 later(late, move || {
+                    // That is a fault, and all faults have ended by then.
+                    if agents.well.load(Ordering::Relaxed) {
+                        return;
+                    }
                     agents
                         .observer
                         .note("what an agent was asked for long ago is done");
