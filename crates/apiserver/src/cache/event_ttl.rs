@@ -54,7 +54,7 @@ pub(crate) async fn delete_old_events(maintenance: Weak<CacheMaintenance>, clock
 async fn delete(maintenance: &Weak<CacheMaintenance>, revision: u64, is_old: impl Fn(&Object) -> bool) {
     let mut after = String::new();
     loop {
-        let mut old = Vec::new();
+        let mut unchanged = Vec::new();
         {
             let Some(maintenance) = maintenance.upgrade() else {
                 return;
@@ -63,17 +63,18 @@ async fn delete(maintenance: &Weak<CacheMaintenance>, revision: u64, is_old: imp
                 return;
             };
             events.scan("", &after, |event| {
-                if event.revision() <= revision && is_old(event) {
-                    old.push(event.clone());
+                if event.revision() <= revision {
+                    unchanged.push(event.clone());
                 }
-                old.len() < BATCH
+                unchanged.len() < BATCH
             });
         }
-        let Some(last) = old.last() else {
+        let Some(last) = unchanged.last() else {
             return;
         };
         after = crate::keys::local(last.namespace(), last.name());
-        for event in &old {
+        // Not within the scan: it holds the lock of all Events, and their times are decoded.
+        for event in unchanged.iter().filter(|event| is_old(event)) {
             let Some(maintenance) = maintenance.upgrade() else {
                 return;
             };
