@@ -2,6 +2,7 @@
 //! dropped.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use knarr_client::Clock;
 
@@ -16,6 +17,8 @@ use crate::flow_control::{FlowControlController, adjust_seats, run_flow_control}
 pub(crate) struct Controllers {
     pub clock: Arc<dyn Clock>,
     pub maintenance: Arc<CacheMaintenance>,
+    /// See [`crate::Options::event_ttl`].
+    pub event_ttl: Option<Duration>,
     pub bootstrap: Arc<BootstrapController>,
     pub definitions: Arc<DefinitionController>,
     pub api_services: Arc<ApiServiceController>,
@@ -27,8 +30,10 @@ impl Controllers {
         tokio::spawn(compact(Arc::downgrade(&self.maintenance)));
         tokio::spawn(slim(Arc::downgrade(&self.maintenance)));
         tokio::spawn(forget_changes(Arc::downgrade(&self.maintenance)));
-        let events = delete_old_events(Arc::downgrade(&self.maintenance), self.clock.clone());
-        tokio::spawn(events);
+        if let Some(ttl) = self.event_ttl {
+            let maintenance = Arc::downgrade(&self.maintenance);
+            tokio::spawn(delete_old_events(maintenance, self.clock.clone(), ttl));
+        }
         tokio::spawn(run_bootstrap_controller(Arc::downgrade(&self.bootstrap)));
         tokio::spawn(run_definition_controller(Arc::downgrade(&self.definitions)));
         tokio::spawn(run_api_service_controller(Arc::downgrade(&self.api_services)));

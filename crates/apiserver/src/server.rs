@@ -79,6 +79,8 @@ pub struct Config {
 
 /// As kube-apiserver's `--request-timeout`.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
+/// As kube-apiserver's `--event-ttl`.
+const EVENT_TTL: Duration = Duration::from_secs(60 * 60);
 
 /// Configuration with defaults.
 #[derive(Clone, Debug)]
@@ -110,6 +112,9 @@ pub struct Options {
     pub max_in_flight: (usize, usize),
     /// The timeout of requests that are not watches or streams.
     pub request_timeout: Duration,
+    /// How long an Event is kept after its last write (kube-apiserver's `--event-ttl`); `None`: for ever. Of the servers of one store the
+    /// shortest time counts.
+    pub event_ttl: Option<Duration>,
     /// The timeouts of a connection.
     pub timeouts: Timeouts,
     /// How many connections are served at once.
@@ -136,6 +141,7 @@ impl Default for Options {
             audit: None,
             max_in_flight: (flow_control::READ_ONLY, flow_control::MUTATING),
             request_timeout: REQUEST_TIMEOUT,
+            event_ttl: Some(EVENT_TTL),
             timeouts: Timeouts::default(),
             connections: Limits::default(),
             front_proxy: None,
@@ -252,6 +258,7 @@ impl Server {
         let controllers = Arc::new(Controllers {
             clock: clock.clone(),
             maintenance: Arc::new(CacheMaintenance { cache: cache.clone() }),
+            event_ttl: options.event_ttl,
             bootstrap: Arc::new(BootstrapController {
                 client: client.clone(),
                 endpoints: endpoints.clone(),

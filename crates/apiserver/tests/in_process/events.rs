@@ -1,9 +1,10 @@
-//! Events are deleted an hour after they were last written.
+//! Events are deleted some time after they were last written: an hour, unless it is configured.
 
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Event;
 use knarr_api::registry::EVENT;
+use knarr_apiserver::Options;
 use tokio::time::sleep;
 
 use super::*;
@@ -44,6 +45,31 @@ async fn an_event_is_deleted_an_hour_after_its_last_write() {
     sleep(30 * MINUTE).await;
     assert!(names(&*c.api).await.is_empty());
     c.api.get(&CONFIG_MAP, "default", "kept").await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_event_is_kept_for_the_configured_time() {
+    const SECOND: Duration = Duration::from_secs(1);
+    // TTL, a time when the Event is kept, a time when it is deleted
+    for (ttl, kept, deleted) in [
+        (Some(SECOND), SECOND / 2, Some(4 * SECOND)),
+        (Some(10 * MINUTE), 9 * MINUTE, Some(11 * MINUTE)),
+        (Some(180 * MINUTE), 179 * MINUTE, Some(183 * MINUTE)),
+        (None, 183 * MINUTE, None),
+    ] {
+        let store = knarr_store::open(knarr_store::Config::Memory).await.unwrap();
+        let options = Options {
+            event_ttl: ttl,
+            ..Options::default()
+        };
+        let c = server_with(store, options).await;
+        c.api.create_as(event("e", "2099-01-01T00:00:00Z")).await.unwrap();
+        sleep(kept).await;
+        assert_eq!(names(&*c.api).await, ["e"], "{ttl:?}");
+        let Some(deleted) = deleted else { continue };
+        sleep(deleted - kept).await;
+        assert!(names(&*c.api).await.is_empty(), "{ttl:?}");
+    }
 }
 
 #[tokio::test(start_paused = true)]

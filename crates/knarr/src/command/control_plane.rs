@@ -328,6 +328,7 @@ fn options(config: &Config) -> Result<Options, Failure> {
         audit,
         max_in_flight: access.max_in_flight,
         request_timeout: access.request_timeout,
+        event_ttl: access.event_ttl,
         connections: descriptors::api_port()?,
         ..Options::default()
     })

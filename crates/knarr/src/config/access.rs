@@ -1,4 +1,4 @@
-//! Settings of the API server for encryption at rest, audit, request limits, authentication and service account tokens.
+//! Settings of the API server for encryption at rest, audit, request limits, Events, authentication and service account tokens.
 //! Files are read here, so that an invalid one is reported before anything starts.
 
 use std::path::PathBuf;
@@ -59,6 +59,9 @@ pub struct AccessFlags {
     /// Timeout in seconds of requests that are not watches or streams [default: 60].
     #[arg(long, env = "KNARR_REQUEST_TIMEOUT", value_name = "SECONDS", global = true, help_heading = heading::API_SERVER)]
     pub request_timeout: Option<String>,
+    /// How long an Event is kept after its last write, such as 24h; 0 for ever [default: 1h0m0s].
+    #[arg(long, env = "KNARR_EVENT_TTL", value_name = "DURATION", global = true, help_heading = heading::API_SERVER)]
+    pub event_ttl: Option<String>,
     /// Whether requests without credentials are authenticated as system:anonymous; else they get 401 [default: true].
     #[arg(long, env = "KNARR_ANONYMOUS_AUTH", value_name = "BOOL", global = true, help_heading = heading::API_SERVER)]
     pub anonymous_auth: Option<String>,
@@ -98,6 +101,8 @@ pub struct Access {
     pub audit: Option<(Policy, Destination)>,
     pub max_in_flight: (usize, usize),
     pub request_timeout: Duration,
+    /// `None`: Events are kept for ever.
+    pub event_ttl: Option<Duration>,
     pub anonymous: bool,
     pub emulation: Emulation,
     /// PEM texts; an empty signing key: knarr's own.
@@ -261,6 +266,13 @@ impl Access {
                     .try_into()
                     .unwrap_or(u64::MAX),
             ),
+            event_ttl: reader.get(
+                "eventTtl",
+                "--event-ttl",
+                &flags.event_ttl,
+                &format!("{}s", defaults.event_ttl.unwrap_or_default().as_secs()),
+                event_ttl,
+            ),
             anonymous: reader.get(
                 "anonymousAuth",
                 "--anonymous-auth",
@@ -280,5 +292,78 @@ impl Access {
                 },
             ),
         }
+    }
+}
+
+/// Of kube-apiserver's `--event-ttl`, which is not validated there: it counts whole seconds, none of which is for ever. Here what would be
+/// rounded down to that is rejected.
+fn event_ttl(text: &str) -> Result<Option<Duration>, ValueError> {
+    let parsed = knarr_apimachinery::duration::parse(text).and_then(|d| Duration::try_from(d).ok());
+    match parsed {
+        Some(ttl) if ttl.is_zero() => Ok(None),
+        Some(ttl) if ttl >= Duration::from_secs(1) => Ok(Some(ttl)),
+        _ => Err(ValueError::expected(
+            "a duration of one second or more, such as 1h0m0s, or 0 for ever",
+        )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{Config, Flags};
+
+    fn config(flag: Option<&str>, file: &str) -> Result<Access, String> {
+        let flags = Flags {
+            config: Some("k.yaml".into()),
+            node_name: Some("n1".into()),
+            access: AccessFlags {
+                event_ttl: flag.map(str::to_string),
+                ..AccessFlags::default()
+            },
+            ..Flags::default()
+        };
+        match Config::parse(&flags, file) {
+            Ok(config) => Ok(config.access),
+            Err(errors) => Err(errors.to_string()),
+        }
+    }
+
+    #[test]
+    fn events_are_kept_for_an_hour_unless_the_flag_or_the_file_says_otherwise() {
+        const HOUR: u64 = 60 * 60;
+        for (flag, file, seconds) in [
+            (None, "", Some(HOUR)),
+            (Some("1h0m0s"), "", Some(HOUR)),
+            (Some("168h"), "", Some(168 * HOUR)),
+            (Some("1s"), "", Some(1)),
+            (Some("1m30s"), "eventTtl: 2h\n", Some(90)),
+            (None, "eventTtl: 2h\n", Some(2 * HOUR)),
+            (Some("0"), "", None),
+            (Some("0s"), "eventTtl: 2h\n", None),
+            (None, "eventTtl: 0\n", None),
+        ] {
+            let expected = seconds.map(Duration::from_secs);
+            let ttl = config(flag, file).unwrap().event_ttl;
+            assert_eq!(ttl, expected, "{flag:?} {file:?}");
+        }
+        assert_eq!(Options::default().event_ttl, Some(Duration::from_secs(HOUR)));
+    }
+
+    #[test]
+    fn an_impossible_time_to_keep_events_is_rejected_with_the_flag_and_what_is_expected() {
+        let expected = "expected a duration of one second or more, such as 1h0m0s, or 0 for ever";
+        for text in ["-1h", "500ms", "60", "1d", "an hour", "", "9999999999h"] {
+            let error = config(Some(text), "").unwrap_err();
+            assert!(
+                error.contains(&format!("--event-ttl: {text:?}: {expected}")),
+                "{error}"
+            );
+        }
+        let error = config(None, "eventTtl: 60\n").unwrap_err();
+        assert!(
+            error.contains(&format!("k.yaml: eventTtl: \"60\": {expected}")),
+            "{error}"
+        );
     }
 }

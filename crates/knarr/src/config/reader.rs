@@ -141,6 +141,7 @@ fallback! {
     knarr_api::emulation::Emulation => Default::default(),
     knarr_api::emulation::MinorVersion => Default::default(),
     std::time::Duration => std::time::Duration::ZERO,
+    Option<std::time::Duration> => None,
     SignedDuration => SignedDuration::ZERO,
     SelfFencing => SelfFencing::Annotated,
     bool => false,
