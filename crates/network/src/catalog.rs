@@ -146,6 +146,12 @@ impl Entry {
     fn is_empty(&self) -> bool {
         self.service.is_none() && self.slices.is_empty()
     }
+
+    /// Whether its slices have an endpoint with one of these addresses that meets the condition.
+    fn has_endpoint(&self, addresses: &[IpAddr], condition: impl Fn(&Endpoint) -> bool) -> bool {
+        let mut endpoints = self.slices.values().flat_map(|slice| &slice.endpoints);
+        endpoints.any(|endpoint| condition(endpoint) && addresses.contains(&endpoint.address))
+    }
 }
 
 /// All Services and EndpointSlices of the cluster.
@@ -282,15 +288,8 @@ impl Catalog {
 
     /// Whether a Service of the namespace offers one of these addresses to new connections.
     pub fn offers(&self, namespace: &str, addresses: &[IpAddr]) -> bool {
-        let first = ServiceKey::new(namespace, "");
-        let of_namespace = self
-            .entries
-            .range(first..)
-            .take_while(|(key, _)| &*key.namespace == namespace);
-        of_namespace
-            .flat_map(|(_, entry)| entry.slices.values())
-            .flat_map(|slice| &slice.endpoints)
-            .any(|e| e.is_offered() && addresses.contains(&e.address))
+        self.of_namespace(namespace)
+            .any(|entry| entry.has_endpoint(addresses, Endpoint::is_offered))
     }
 
     /// Whether EndpointSlices may offer a pod with these labels: a Service of the namespace selects it, and it is ready or
@@ -308,10 +307,8 @@ impl Catalog {
         is_ready: bool,
         addresses: &[IpAddr],
     ) -> bool {
-        self.offering(namespace, labels, is_ready).any(|entry| {
-            let mut endpoints = entry.slices.values().flat_map(|slice| &slice.endpoints);
-            !endpoints.any(|e| e.terminating && addresses.contains(&e.address))
-        })
+        self.offering(namespace, labels, is_ready)
+            .any(|entry| !entry.has_endpoint(addresses, |endpoint| endpoint.terminating))
     }
 
     /// The Services whose EndpointSlices may offer such a pod.
@@ -321,15 +318,19 @@ impl Catalog {
         labels: &'a BTreeMap<String, String>,
         is_ready: bool,
     ) -> impl Iterator<Item = &'a Entry> {
+        self.of_namespace(namespace).filter(move |entry| {
+            let service = entry.service.as_ref();
+            service.is_some_and(|s| (is_ready || s.publish_not_ready) && s.selects(labels))
+        })
+    }
+
+    /// The entries of this namespace, in the order of the Services' names.
+    fn of_namespace<'a>(&'a self, namespace: &'a str) -> impl Iterator<Item = &'a Entry> {
         let first = ServiceKey::new(namespace, "");
         self.entries
             .range(first..)
             .take_while(move |(key, _)| &*key.namespace == namespace)
             .map(|(_, entry)| &**entry)
-            .filter(move |entry| {
-                let service = entry.service.as_ref();
-                service.is_some_and(|s| (is_ready || s.publish_not_ready) && s.selects(labels))
-            })
     }
 
     /// All addresses that are offered to new connections, of all Services.
