@@ -1,4 +1,4 @@
-//! The driving half of the controllers and the scheduler: caches, queues and the execution of actions.
+//! The executing half of the controllers, the scheduler and the rebalancer: caches, queues and the execution of actions.
 //!
 //! Decisions are made in `knarr-controllers` and `knarr-scheduler`; here are loops, queues and requests only.
 //!
@@ -12,17 +12,17 @@
 //! Any controller: `runner.rs` (keys), `executor.rs` (actions), `view.rs` (what it reads). The scheduler: `scheduler.rs`. Fence agents: `fencing.rs`.
 //! Declared domains of topology keys: `topology_domains.rs`. RebalancePolicies: `rebalancing.rs`. Scales and metrics of
 //! HorizontalPodAutoscalers: `podautoscaling.rs`. The garbage collector: `garbage_collector.rs`. Definitions of custom kinds: `definitions.rs`.
-//! Metrics of controllers: `metrics/`; of all control loops: `process_metrics.rs`.
+//! Metrics of controllers: `metrics/`; of all control loops: `control_loop_metrics.rs`.
 //!
 //! [`Controller::account`]: knarr_controllers::Controller::account
 
+mod control_loop_metrics;
 mod definitions;
 pub mod executor;
 pub mod fencing;
 pub mod garbage_collector;
 mod metrics;
 pub mod podautoscaling;
-mod process_metrics;
 pub mod rebalancing;
 pub mod runner;
 pub mod scheduler;
@@ -56,11 +56,11 @@ pub mod node_lifecycle {
     pub use knarr_controllers::node::health::{LEASE_SECONDS, Lifecycle};
     pub use knarr_controllers::node::zones::EvictionRates;
 }
+pub use control_loop_metrics::Metrics;
 pub use knarr_rebalance::controller::kinds as rebalancing_kinds;
 use knarr_scheduler::Profile;
 pub use knarr_scheduler::config as scheduler_config;
 pub use metrics::ControllerMetrics;
-pub use process_metrics::Metrics;
 pub use runner::Base;
 
 /// The lease for which several servers of one cluster compete: namespace and name.

@@ -1,5 +1,5 @@
 //! The metrics of all control loops of a process, under the names of kube-controller-manager, kube-scheduler, client-go and
-//! controller-runtime.
+//! controller-runtime. The API server of the process shows them at `/metrics`. A control loop with metrics of its own is a field here.
 
 use knarr_client::metrics::Registry;
 use knarr_client::metrics::leader_election::LeaderElectionMetrics;
