@@ -4,13 +4,14 @@
 //! each class of pods the results of the plugins on every node ([`evaluation`]), updated for the nodes that changed:
 //! no decision iterates over pods. [`Scheduler::schedule_one`] takes the next pod of the queue and returns the action
 //! for it. No IO, no clock, no randomness: among equally good nodes the choice rotates.
-//! To add a plugin: one file under [`plugins`], one line in its list.
+//! To add a plugin: one file under [`plugins`], one line in [`plugins::FILTERS`] or a column of [`evaluation`]; CONTRIBUTING.md has the other places.
 //!
 //! # Where things are
 //!
 //! | | |
 //! |---|---|
 //! | one plugin | one file in [`plugins`] |
+//! | the fields of a pod that scheduling depends on: the key of a class | [`pod_info`] |
 //! | one scheduling attempt; what changes of objects mean for the snapshot | `scheduler/attempt.rs`,
 //! `scheduler/changes.rs` |
 //! | results per class of pods, in columns, updated from the log of changed nodes | [`evaluation`], [`cluster`] |

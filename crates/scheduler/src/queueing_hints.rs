@@ -1,5 +1,6 @@
 //! Queueing hints (SPEC P3): for each plugin, whether an event may make a pod schedulable that the plugin rejected. A
-//! heartbeat requeues no pod.
+//! heartbeat requeues no pod. The pods of a plugin without a hint are requeued by each such change of a node, and by no change of
+//! another object.
 
 use crate::node_info::NodeInfo;
 use crate::plugins::{

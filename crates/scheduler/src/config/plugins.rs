@@ -63,20 +63,20 @@ struct PluginInfo {
     /// In the default set: with this weight (0: it does not score).
     default_weight: Option<i32>,
     /// Whether this scheduler implements it. Others are accepted, because the default set names them.
-    here: bool,
+    implemented: bool,
 }
 
 const fn known(
     name: &'static str,
     default_weight: Option<i32>,
-    here: bool,
+    implemented: bool,
     points: &'static [ExtensionPoint],
 ) -> PluginInfo {
     PluginInfo {
         name,
         points,
         default_weight,
-        here,
+        implemented,
     }
 }
 
@@ -356,7 +356,7 @@ fn checked(
         report.errors.invalid(&at, name, detail);
         return None;
     }
-    if !known.here {
+    if !known.implemented {
         report.note(&at, "has no effect: this scheduler does not implement the plugin");
     }
     let weight = weight.unwrap_or(0);

@@ -1,7 +1,7 @@
 //! The plugins, one file each, with kube-scheduler's names, messages and arithmetic.
 //!
-//! Most of them read one node at a time and are called from the two lists here; those on volumes are called by
-//! [`crate::storage`]. [`pod_topology_spread`] and [`inter_pod_affinity`] compare nodes with each other: they keep
+//! The filters that read one node at a time are in the list [`FILTERS`]; those on volumes are called by [`crate::storage`], and the scores by
+//! [`crate::evaluation`], which keeps them in a column each. [`pod_topology_spread`] and [`inter_pod_affinity`] compare nodes with each other: they keep
 //! sums over topology domains for each class of pods and are called by [`crate::evaluation`]. Where no node fits,
 //! [`default_preemption`] runs, and after it [`cross_node_preemption`].
 
