@@ -5,7 +5,7 @@
 //! all other clients use HTTPS ([`Server::serve`]). Both take the same path: authorization, mutating admission, validating
 //! admission and validation, one encoding, one commit.
 //!
-//! What is not here: the rules of kinds (`knarr-api`), durability (`knarr-store`), controllers.
+//! What is not here: the rules of kinds (`knarr-strategy`), durability (`knarr-store`), controllers.
 //!
 //! # Where things are
 //!
@@ -16,7 +16,7 @@
 //! | the layers of a request: authentication, audit, flow control, authorization, routing | `http/chain.rs` |
 //! | a request's URL, checked against the kind's scope; its context | `request/`: `info.rs`, `target.rs`; `ctx.rs` |
 //! | authentication, impersonation; kubelets' port | `authn/`, `authn/delegated.rs` |
-//! | RBAC, Node authorizer, default roles | `authz/` (`default_roles.txt`) |
+//! | RBAC, Node authorizer, default roles; privilege escalation | `authz/` (`default_roles.txt`); `authz/escalation.rs` |
 //! | priority and fairness | `flow_control/`, borrowing of seats in `lending.rs` |
 //! | reads and writes; the stages of a write in their order | `pipeline/`; `pipeline/stages.rs` |
 //! | admission plugins, one file each; policies and webhooks; how a webhook is called | `admission/`, `admission/extension/`; `webhook_client.rs` |
@@ -24,8 +24,10 @@
 //! | the watch cache; indexes; leaders' terms; custom resources | `cache/`, `cache/index.rs`, `cache/term.rs`, `cache/custom.rs` |
 //! | conditions and names of CustomResourceDefinitions, conversion | `custom.rs`, `conversion.rs` |
 //! | APIServices that name a Service | `aggregation/`; the local ones: `api_services.rs` |
-//! | subresources; streams to pods and nodes, and their admission | `subresource/`, `node_stream.rs`, `proxy/`, `connect.rs` there |
-//! | encryption at rest, audit log, metrics.k8s.io | `encryption/`, `audit/`, `resource_metrics.rs` |
+//! | subresources (Bindings, evictions, scales); streams to pods and nodes, and their admission | `subresource/`; `node_stream.rs`, `proxy/`, `connect.rs` there |
+//! | quotas: charged, denied, written | `admission/resource_quota.rs`, `admission/quota_ledger.rs`; what is counted: `knarr_api::quota` |
+//! | encryption at rest, audit log | `encryption/`, `audit/` |
+//! | the server's own metrics; metrics.k8s.io, the usage of pods and nodes | `metrics/`; `resource_metrics.rs` |
 //! | certificate authorities, signing, the objects that nodes need to join | `pki/`, `signing/`, `joining.rs` |
 //! | the endpoints of the Service `kubernetes` | `endpoint_leases.rs` |
 //!

@@ -6,7 +6,8 @@
 //!
 //! # Where things are
 //!
-//! Each controller is a module named for it. Lost nodes: `node/` and `fencing/`; attachment of volumes: `attachdetach.rs`,
+//! Each controller is a module named for it. Lost nodes: `node/` (when a node is not ready, and when its pods are evicted) and `fencing/`; maxSurge and
+//! maxUnavailable: `rollout.rs` of `deployment/` and `daemonset/`, `statefulset/`; their percentages: `deployment/rollout_bounds.rs`; attachment of volumes: `attachdetach.rs`,
 //! `csi_attach.rs`; podCIDRs and load balancers: `nodeipam/`, `servicelb/`; the endpoint barrier: `endpoint_propagation.rs` (SPEC B7);
 //! ResourceClaims: `resourceclaim/`; declared domains of topology keys: `topology_domains/` (SPEC B3); only [`podgc`] can create a
 //! `Release`, the action that completes a pod's deletion (SPEC S2).

@@ -9,6 +9,7 @@
 //! |---|---|
 //! | whether a node admits a pod; which pods are preempted for a critical one | [`admission`], `preemption.rs` |
 //! | the pod's state machine | [`pod`] |
+//! | the grace period in force, of a pod and of a container (SPEC T2, T3) | [`grace`]; what it bounds: `pod/termination.rs`, `pod/stop.rs` |
 //! | eviction, garbage collection, shutdown (SPEC T8, T9) | `eviction/`, `garbage/`, `shutdown.rs` |
 //! | self-fencing and its deadlines (SPEC B4) | `self_fencing.rs` |
 //! | allocated resources; cgroups of all pods and of the QoS classes | `pod/allocation.rs`, `enforcement.rs` |

@@ -1,4 +1,4 @@
-//! The doing half of the network of a node: nftables, the DNS server, pods' interfaces, routes to other nodes.
+//! The executing half of the network of a node: nftables, the DNS server, pods' interfaces, routes to other nodes.
 //!
 //! What is to be done is decided in `knarr-network`; here the API is watched and the kernel is changed.
 //!

@@ -1,4 +1,4 @@
-//! The doing half of the kubelet: containerd, the runtime, volumes, probes, network, node status, the pods' drivers,
+//! The executing half of the kubelet: containerd, the runtime, volumes, probes, network, node status, the pods' drivers,
 //! and the server that users reach containers through (logs, exec, attach, port-forward).
 //!
 //! What to do is decided in `knarr-kubelet`; here it is carried out, and the results are reported back.
@@ -19,7 +19,8 @@
 //! | measured usage | `stats/` |
 //! | plugins of a node; devices, claims, pod resources | `plugins/`, `devicemanager/`, `dra/` (CDI before containerd 1.7: `dra/cdi.rs`), `podresources/` |
 //! | CPUs and NUMA nodes, performed | `containermanager/` |
-//! | the kubelet's port; exec, attach, port-forward | `server/`, `streams/` |
+//! | the kubelet's port; exec, attach, port-forward: the request, the bytes | `server/`; `server/streams.rs`, `streams/` |
+//! | the kubelet's metrics | `server/metrics.rs`, `server/allocation_metrics.rs` |
 //! | certificates: requested, kept, renewed | `certificates/` |
 
 #![cfg_attr(

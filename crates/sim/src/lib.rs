@@ -12,7 +12,7 @@
 //!
 //! # Where things are
 //!
-//! Rules: one file per number of the specification in `rules/`. Disks and fence agents: `disks.rs`, `fence_agents.rs`. Mutants: `mutation.rs`. What a history can
+//! Rules: one file per number of the specification in `rules/`; that a history ends well (SPEC S9): `simulation/convergence.rs`. Disks and fence agents: `disks.rs`, `fence_agents.rs`. Mutants: `mutation.rs`. What a history can
 //! be without: `switches.rs`; its users and faults: `script.rs`, `trouble.rs`; what they met: `coverage.rs`; shrinking and the story: `shrink.rs`, `story.rs`.
 //! `tests/controllers/` runs the whole control loop under churn and invalid objects, and compares `whatif` with what then happens; `tests/at_most_one_model.rs` is a
 //! model checked exhaustively (`docs/safety.md`). `docs/simulator.md` explains how it works.

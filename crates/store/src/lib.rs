@@ -3,6 +3,11 @@
 //!
 //! [`Store`] is the contract; the engines behind it pass one test suite. An acknowledged write is durable
 //! (in the embedded engine after one fsync that many writers share). No engine knows what is in a value.
+//!
+//! # Where things are
+//!
+//! Each engine: `memory.rs`, `embedded/`, `etcd.rs`. In the embedded one `writer.rs` makes groups durable and decides what happens when that fails (a full
+//! disk), `disk.rs` has all calls of the operating system, `load.rs` the recovery. `hub.rs` publishes to watchers; `index.rs` has the versions of keys.
 
 mod embedded;
 mod etcd;

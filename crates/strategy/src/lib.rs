@@ -5,12 +5,13 @@
 //!
 //! | | |
 //! |---|---|
-//! | a kind's rules | `kinds/<kind>.rs` |
+//! | a kind's rules | `kinds/<kind>.rs`; of pods, and of the templates of all workloads, `kinds/pod/` |
 //! | plain facts of fields, by the descriptors | `facts.rs` |
 //! | rules of metadata that hold for every kind | `metadata.rs` |
 //! | custom resources: validation, rules in CEL; definitions | `custom/` |
-//! | how objects are deleted | `strategy/deletion.rs` |
-//! | columns and cells of tables; the Table | `table.rs`; `table_response.rs` |
+//! | how objects are deleted, with which grace period | `strategy/deletion.rs`, [`Strategy::deletion_grace_seconds`] |
+//! | columns of `kubectl get` | `columns` and `row` of a kind's [`Strategy`]; of pods `kinds/pod/columns.rs` |
+//! | the texts of their cells; the Table | `table.rs`; `table_response.rs` |
 
 pub mod custom;
 mod facts;

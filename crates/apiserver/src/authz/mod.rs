@@ -2,6 +2,9 @@
 //!
 //! In this order: members of `system:masters` may do everything; the Node authorizer allows what kubelets need; RBAC allows
 //! what roles and bindings grant.
+//!
+//! Some writes need permissions beyond the request's own, which stages of the pipeline check here: `escalation.rs` for roles and bindings,
+//! `policy_params.rs` for the parameters of admission policies, `device_admin.rs` and `resource_claim.rs` for ResourceClaims.
 
 mod attributes;
 mod cluster_bindings;

@@ -1,4 +1,5 @@
-//! How many pods a Deployment may have and must have during a rollout: `maxSurge` and `maxUnavailable`.
+//! How many pods a Deployment may have and must have during a rollout: `maxSurge` and `maxUnavailable`. The percentages of DaemonSets, StatefulSets and
+//! PodDisruptionBudgets are computed here, too (`scaled`).
 
 use k8s_openapi::api::apps::v1::DeploymentSpec;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;

@@ -1,5 +1,6 @@
 //! Taint eviction (NoExecute): pods that do not tolerate a taint are deleted, with their grace period, at once or after
-//! tolerationSeconds (300 s for the taints of lost nodes, unless the pod sets another time).
+//! tolerationSeconds. For the taints of lost nodes these are 300, which the admission plugin DefaultTolerationSeconds of the API server writes into
+//! each pod that does not tolerate these taints by itself; the time counts from the taint, not from the last heartbeat.
 
 use std::time::Duration;
 

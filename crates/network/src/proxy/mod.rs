@@ -16,6 +16,12 @@
 //! 4. When the node's facts change, call [`Proxy::set_node`] and, if it returns true, [`Proxy::apply`] for every Service. When
 //!    the configuration changes, [`Proxy::set_config`], the skeleton again, and [`Proxy::apply`] for every Service.
 //!
+//! # Where things are
+//!
+//! From a Service to elements: [`categorize`] chooses the endpoints that this node uses, terminating ones as a fallback (KEP-1669); `program.rs`
+//! gives each frontend ([`frontend`]: cluster IP, external IP, node port) its endpoints in [`slots`], and renders the elements; `state.rs` keeps
+//! the programs of all Services and compares the old one with the new. [`explain`](mod@explain) and [`packet`] are for users and tests.
+//!
 //! # Layout
 //!
 //! A *frontend* is what clients connect to: address, protocol and port (a Service's cluster IP, external IP or load
