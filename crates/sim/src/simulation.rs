@@ -5,6 +5,7 @@ mod convergence;
 mod features;
 mod pace;
 mod report;
+mod running_tolerations;
 mod setting;
 mod shape;
 

@@ -6,6 +6,7 @@ use std::time::Duration;
 use knarr_api::kinds::pod::is_terminal;
 use tokio::time::Instant;
 
+use super::running_tolerations;
 use crate::components::Node;
 use crate::faults::Faults;
 use crate::fence_agents::Agents;
@@ -24,6 +25,9 @@ const CONVERGE_WITHIN: Duration = Duration::from_secs(25 * 60);
 /// A cluster that has reached the desired state may still have leftovers to remove: until the longest backoff is
 /// over.
 const COMES_TO_REST_WITHIN: Duration = Duration::from_secs(6 * 60);
+/// How much longer that may take because of tolerations that begin meanwhile: 300 s (the admission plugin DefaultTolerationSeconds), and
+/// until the pods are replaced.
+const TOLERATED_WITHIN: Duration = Duration::from_secs(8 * 60);
 /// A pod that was created for an eviction that no client requests any more is kept for eleven minutes after the first request.
 const SURGE_ENDS_WITHIN: Duration = Duration::from_secs(14 * 60);
 /// Whether the rebalancer moves pods for ever, or an interrupted preemption leaves something, shows at rest only: these histories always
@@ -92,12 +96,27 @@ impl Convergence {
             COMES_TO_REST_WITHIN
         };
         if !rest.is_zero() && observer.violation().is_none() {
-            pass_until(self.settled + comes_to_rest, faults).await;
+            let rests_at = until_at_rest(self.settled + comes_to_rest, faults).await;
             observer.rest();
-            pass_until(self.settled + comes_to_rest + rest, faults).await;
+            pass_until(rests_at + rest, faults).await;
         }
         Ok(())
     }
+}
+
+/// Lets time pass until the cluster has to be at rest: this moment, unless a toleration runs, which evicts pods when it ends. Returns the
+/// moment. A node that is lost again and again delays it no further than [`TOLERATED_WITHIN`], and breaks S9.
+async fn until_at_rest(earliest: Instant, faults: &Faults) -> Instant {
+    let observer = &faults.observer;
+    let latest = earliest + TOLERATED_WITHIN;
+    let mut rests_at = earliest;
+    while Instant::now() < rests_at && observer.violation().is_none() {
+        pass_until(rests_at.min(Instant::now() + TICK), faults).await;
+        if let Some(left) = observer.world(running_tolerations::ends_within) {
+            rests_at = rests_at.max(latest.min(Instant::now() + left));
+        }
+    }
+    rests_at
 }
 
 /// What only users can undo.
