@@ -12,7 +12,7 @@ use sha2::{Digest, Sha256};
 
 const SHIM: &str = env!("CARGO_BIN_EXE_containerd-shim-knarr-v2");
 const IMAGE: &str = "docker.io/library/busybox:shim";
-const NAMES: &[&str] = &["sh", "sleep", "echo", "true"];
+const NAMES: &[&str] = &["sh", "sleep", "echo", "true", "cat"];
 
 pub struct Machine {
     directory: tempfile::TempDir,
@@ -192,12 +192,28 @@ impl Machine {
 
     /// What is mounted below the directory.
     pub fn mounts(&self) -> Vec<String> {
+        self.mountinfo(|fields| fields.get(4).copied())
+    }
+
+    /// The options of the file systems that are mounted below the directory.
+    pub fn mount_options(&self) -> Vec<String> {
+        self.mountinfo(|fields| fields.last().copied())
+    }
+
+    /// A field of the lines of what is mounted below the directory.
+    fn mountinfo(&self, field: impl for<'a> Fn(&[&'a str]) -> Option<&'a str>) -> Vec<String> {
         let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
-        let points = mounts.lines().filter_map(|line| line.split(' ').nth(4));
-        points
-            .filter(|point| Path::new(point).starts_with(self.directory.path()))
-            .map(str::to_owned)
-            .collect()
+        let mut found = Vec::new();
+        for line in mounts.lines() {
+            let fields: Vec<&str> = line.split(' ').collect();
+            if fields
+                .get(4)
+                .is_some_and(|point| Path::new(point).starts_with(self.directory.path()))
+            {
+                found.extend(field(&fields).map(str::to_owned));
+            }
+        }
+        found
     }
 
     pub fn bundles(&self) -> Vec<String> {

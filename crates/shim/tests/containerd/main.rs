@@ -73,6 +73,37 @@ fn a_running_container_can_be_asked_and_exec_returns_its_code() {
 }
 
 #[test]
+fn the_files_of_a_container_are_not_synced_at_its_end_and_its_next_task_has_them() {
+    let Some(machine) = Machine::start() else { return };
+    machine.run("@a", &["sh", "-c", "echo kept >> /file; sleep 1000"]);
+    let overlays = || {
+        let mounts = machine.mount_options();
+        assert!(!mounts.is_empty());
+        mounts.iter().all(|options| options.contains("volatile"))
+    };
+    assert!(overlays(), "{:?}", machine.mount_options());
+    let lines = || {
+        machine
+            .ctr(&["task", "exec", "--exec-id", "e", "@a", "cat", "/file"])
+            .stdout
+    };
+    eventually("it has written", || lines() == b"kept\n");
+    assert!(machine.ctr(&["task", "kill", "-s", "9", "@a"]).status.success());
+    eventually("it has stopped", || machine.tasks().contains("STOPPED"));
+    machine.ctr(&["task", "delete", "@a"]);
+    let started = machine.ctr(&["task", "start", "--detach", "@a"]);
+    assert!(
+        started.status.success(),
+        "{}",
+        String::from_utf8_lossy(&started.stderr)
+    );
+    assert!(overlays(), "{:?}", machine.mount_options());
+    eventually("it has written again", || lines() == b"kept\nkept\n");
+    machine.end("@a");
+    eventually("no shim is left", || machine.shims().is_empty());
+}
+
+#[test]
 fn containers_and_exit_codes_survive_containerd() {
     let Some(mut machine) = Machine::start() else {
         return;
