@@ -7,6 +7,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::future::BoxFuture;
 use knarr_api::emulation::Emulation;
 use knarr_api::registry::ServedKinds;
 use knarr_apimachinery::Error;
@@ -178,7 +179,16 @@ pub struct Server {
 
 impl Server {
     /// Fills the cache, creates the bootstrap objects, and is ready to serve.
-    pub async fn new(config: Config, seams: Seams, store: Arc<dyn Store>) -> Result<Arc<Self>, StartError> {
+    // Boxed, as the futures below: they are compiled once, here, and not in each program that polls them.
+    pub fn new(
+        config: Config,
+        seams: Seams,
+        store: Arc<dyn Store>,
+    ) -> BoxFuture<'static, Result<Arc<Self>, StartError>> {
+        Box::pin(Self::start(config, seams, store))
+    }
+
+    async fn start(config: Config, seams: Seams, store: Arc<dyn Store>) -> Result<Arc<Self>, StartError> {
         let Config {
             advertised,
             address,
@@ -361,19 +371,24 @@ impl Server {
     }
 
     /// Serves TLS connections until `stop`, then gives requests in flight some time to finish.
-    pub async fn serve(self: Arc<Self>, listener: TcpListener, tls: Tls, stop: CancellationToken) {
-        self.serve_some(listener, tls, |_| true, stop).await;
-    }
-
-    /// Like [`Server::serve`], only for clients from addresses that `admits` accepts; other connections are closed at once.
-    pub async fn serve_some(
+    pub fn serve(
         self: Arc<Self>,
         listener: TcpListener,
         tls: Tls,
-        admits: impl Fn(IpAddr) -> bool,
         stop: CancellationToken,
-    ) {
-        self.frontend.clone().serve(listener, tls, admits, stop).await;
+    ) -> BoxFuture<'static, ()> {
+        self.serve_some(listener, tls, Box::new(|_| true), stop)
+    }
+
+    /// Like [`Server::serve`], only for clients from addresses that `admits` accepts; other connections are closed at once.
+    pub fn serve_some(
+        self: Arc<Self>,
+        listener: TcpListener,
+        tls: Tls,
+        admits: Box<dyn Fn(IpAddr) -> bool + Send>,
+        stop: CancellationToken,
+    ) -> BoxFuture<'static, ()> {
+        Box::pin(async move { self.frontend.clone().serve(listener, tls, admits, stop).await })
     }
 
     /// Serves HTTP over a stream whose client has the certificate of `client`.

@@ -16,6 +16,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use futures::future::BoxFuture;
 use http::header::{
     ACCEPT, ACCEPT_ENCODING, CACHE_CONTROL, CONTENT_LENGTH, CONTENT_TYPE, HeaderName, UPGRADE,
 };
@@ -75,8 +76,17 @@ pub(crate) struct HandlerChain {
 }
 
 impl HandlerChain {
-    /// Serves a request.
-    pub async fn serve(&self, request: Request<Incoming>, connection: &Connection) -> Response<Body> {
+    /// Serves a request. Boxed: a connection keeps the memory of its request's future while it is open, and this future is large;
+    /// and it is compiled once, not for each type of connection.
+    pub fn serve(
+        self: Arc<Self>,
+        request: Request<Incoming>,
+        connection: Arc<Connection>,
+    ) -> BoxFuture<'static, Response<Body>> {
+        Box::pin(async move { self.respond(request, &connection).await })
+    }
+
+    async fn respond(&self, request: Request<Incoming>, connection: &Connection) -> Response<Body> {
         let begun = Instant::now();
         let mut http = self.read(request, connection);
         let served = self.cache.served();

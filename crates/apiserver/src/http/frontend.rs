@@ -92,7 +92,7 @@ impl Frontend {
         self: Arc<Self>,
         listener: TcpListener,
         tls: Tls,
-        admits: impl Fn(IpAddr) -> bool,
+        admits: Box<dyn Fn(IpAddr) -> bool + Send>,
         stop: CancellationToken,
     ) {
         let acceptor = TlsAcceptor::from(tls.config.clone());
@@ -205,9 +205,8 @@ impl Frontend {
         });
         let unauthenticated_timeout = unauthenticated_timeout(permit, timeouts.unauthenticated);
         let service = service_fn(move |request| {
-            let (chain, connection) = (self.chain.clone(), connection.clone());
-            // A connection keeps the memory of its request's future while it is open; this future is large.
-            Box::pin(async move { Ok::<_, Infallible>(chain.serve(request, &connection).await) })
+            let response = self.chain.clone().serve(request, connection.clone());
+            async move { Ok::<_, Infallible>(response.await) }
         });
         let result = match protocol {
             Protocol::Http1 => {

@@ -159,7 +159,7 @@ impl ControlPlane {
             listener, clients, ..
         }) = for_pods
         {
-            let admits = move |peer| clients.admit(peer);
+            let admits = Box::new(move |peer| clients.admit(peer));
             let serving = server.clone();
             tasks.spawn(serving.serve_some(listener, tls.clone(), admits, cancel.clone()));
         }

@@ -18,6 +18,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use futures::future::BoxFuture;
 use futures::{StreamExt, stream};
 use http::header::CONTENT_TYPE;
 use http::{HeaderMap, Method, Request, Response, StatusCode};
@@ -241,15 +242,18 @@ impl Server {
         }
     }
 
-    async fn answer(&self, request: Request<Incoming>) -> Response<Body> {
-        let (method, path) = (request.method().clone(), request.uri().path().to_string());
-        match self.route(request).await {
-            Ok(response) => response,
-            Err(HttpError { code, text: message }) => {
-                tracing::debug!(%method, path, %code, message, "request failed");
-                text(code, message)
+    /// Boxed: the future is compiled once, here, and not for each type of connection.
+    fn answer(&self, request: Request<Incoming>) -> BoxFuture<'_, Response<Body>> {
+        Box::pin(async move {
+            let (method, path) = (request.method().clone(), request.uri().path().to_string());
+            match self.route(request).await {
+                Ok(response) => response,
+                Err(HttpError { code, text: message }) => {
+                    tracing::debug!(%method, path, %code, message, "request failed");
+                    text(code, message)
+                }
             }
-        }
+        })
     }
 
     async fn route(&self, request: Request<Incoming>) -> Result<Response<Body>, HttpError> {
