@@ -281,19 +281,6 @@ pub fn label_value(value: &str) -> Vec<String> {
     errors
 }
 
-/// A decimal integer: no plus sign, no leading zeros.
-pub fn decimal_integer(value: &str) -> Vec<String> {
-    let digits = value.strip_prefix('-').unwrap_or(value);
-    let canonical = value == "0"
-        || (digits.starts_with(|c: char| ('1'..='9').contains(&c))
-            && digits.bytes().all(|c| c.is_ascii_digit()));
-    match value {
-        "" => vec!["must be non-empty".into()],
-        _ if canonical => Vec::new(),
-        _ => vec!["must be a valid decimal integer in canonical form".into()],
-    }
-}
-
 /// An identifier of C, of any length.
 pub fn c_identifier(value: &str) -> Vec<String> {
     let first = |c: u8| c.is_ascii_alphabetic() || c == b'_';

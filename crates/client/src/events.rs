@@ -291,11 +291,6 @@ impl EventRecorder {
         }
     }
 
-    /// The same task under another component's name.
-    pub fn with_component(&self, component: &str) -> Self {
-        self.acting_as(self.api.clone(), component)
-    }
-
     /// The same task under another component's name, its events written by that component's user.
     pub fn acting_as(&self, api: Arc<dyn Api>, component: &str) -> Self {
         EventRecorder {

@@ -207,11 +207,6 @@ impl<K: Ord + Clone> Queue<K> {
         self.inner.lock().failures.remove(key);
     }
 
-    /// How often the key was added rate-limited since [`Queue::forget`].
-    pub fn num_requeues(&self, key: &K) -> u32 {
-        self.inner.lock().failures.get(key).copied().unwrap_or(0)
-    }
-
     /// The next key, which no other worker gets until [`Queue::done`]. `None` once the queue is shut down.
     pub async fn get(&self) -> Option<K> {
         loop {
@@ -355,7 +350,6 @@ mod tests {
         assert_eq!(waits[..4], [5, 10, 20, 40]);
         assert_eq!(waits[19], 1_000_000);
         queue.forget(&"a");
-        assert_eq!(queue.num_requeues(&"a"), 0);
         let start = Instant::now();
         queue.add_rate_limited("a");
         queue.get().await;

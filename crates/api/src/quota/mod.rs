@@ -270,17 +270,6 @@ pub fn used<'k>(
     used
 }
 
-/// The kinds whose objects count for a limit of this quota.
-pub fn kinds_of<'k, S: IntoIterator<Item = &'k Kind>>(
-    quota: &ResourceQuota,
-    served: S,
-) -> impl Iterator<Item = &'k Kind> + use<'k, S> {
-    let names: Vec<String> = hard(quota).into_keys().collect();
-    served
-        .into_iter()
-        .filter(move |kind| Evaluator::of(kind).is_some_and(|e| names.iter().any(|n| e.counts(n))))
-}
-
 /// Every built-in kind that a quota can count.
 pub fn built_in<'k>() -> impl Iterator<Item = &'k Kind> {
     registry::ALL

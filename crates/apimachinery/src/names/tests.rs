@@ -128,15 +128,6 @@ fn other_rules() {
         percent,
         &[("%", &["a valid percent"]), ("1", &["a valid percent"])],
     );
-    fine(decimal_integer, &["0", "-7", "12"]);
-    rejected(
-        decimal_integer,
-        &[
-            ("-0", &["must be a valid"]),
-            ("01", &["must be a valid"]),
-            ("", &["must be non"]),
-        ],
-    );
     fine(path_segment, &["a", "a:b"]);
     rejected(
         path_segment,

@@ -37,11 +37,6 @@ impl NumaMask {
     pub fn nodes(self) -> impl Iterator<Item = u32> {
         (0..MAX_NODES).filter(move |node| self.contains(*node))
     }
-
-    /// Fewer nodes, or as many with lower ids.
-    pub fn is_narrower_than(self, other: NumaMask) -> bool {
-        (self.count(), self) < (other.count(), other)
-    }
 }
 
 /// The most NUMA nodes of hints: the number of sets is 2 to the power of it (v1.36 has no bound, and does not terminate).

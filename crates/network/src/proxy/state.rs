@@ -136,11 +136,6 @@ impl Proxy {
         self.programs.get(key)?.affinity_seconds()
     }
 
-    /// As [`Proxy::health_checks`], of one Service.
-    pub fn health_check(&self, key: &ServiceKey) -> Option<HealthCheck> {
-        self.programs.get(key)?.health.as_deref().copied()
-    }
-
     /// The Service that connections to a frontend are sent to: of several that claim it, the one whose cluster IP it is,
     /// else the first by namespace and name.
     pub fn owner(&self, frontend: &Frontend) -> Option<&ServiceKey> {

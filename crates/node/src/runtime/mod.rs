@@ -17,7 +17,7 @@ use k8s_cri::v1;
 use k8s_openapi::jiff::Timestamp;
 use knarr_api::k8s_openapi;
 use knarr_apimachinery::ids::{ContainerId, SandboxId};
-use knarr_kubelet::runtime::{Container, Exit, PodRef, Sandbox};
+use knarr_kubelet::runtime::{Container, PodRef, Sandbox};
 
 pub use v1::{AuthConfig, ContainerConfig, LinuxContainerResources, PodSandboxConfig};
 
@@ -164,7 +164,7 @@ pub trait Runtime: Send + Sync + 'static {
     async fn stop_sandbox(&self, id: &SandboxId) -> Result<()>;
     async fn remove_sandbox(&self, id: &SandboxId) -> Result<()>;
 
-    /// Exited containers carry no [`Exit`] detail here: [`Runtime::container`] knows it.
+    /// Exited containers carry no [`Exit`](knarr_kubelet::runtime::Exit) detail here: [`Runtime::container`] knows it.
     async fn containers(&self) -> Result<Vec<Container>>;
     async fn container(&self, id: &ContainerId) -> Result<ContainerDetail>;
     async fn create_container(
@@ -262,15 +262,5 @@ pub async fn find_container(
                 format!("container \"{container}\" in pod \"{pod}\" is not there")
             },
         )),
-    }
-}
-
-/// An [`Exit`] of which nothing is known but that it happened.
-pub fn unknown_exit() -> Exit {
-    Exit {
-        code: 137,
-        reason: "ContainerStatusUnknown".into(),
-        message: "The container could not be located when the pod was terminated".into(),
-        ..Exit::default()
     }
 }
