@@ -293,6 +293,13 @@ impl ErrorList {
         self.add(Cause::Invalid, field, Some(value.shown()), detail);
     }
 
+    /// One error for each message of a check, such as those of [`crate::names`].
+    pub fn all_invalid(&mut self, field: &Path, value: impl Shown + Copy, details: Vec<String>) {
+        for detail in details {
+            self.invalid(field, value, detail);
+        }
+    }
+
     pub fn type_invalid(&mut self, field: &Path, value: impl Shown, detail: impl Into<String>) {
         self.add(Cause::TypeInvalid, field, Some(value.shown()), detail);
     }

@@ -95,7 +95,7 @@ fn node_requirement(
     errors.extend(meta::label_name(&requirement.key, &path.child("key")));
     if check_values {
         for (i, value) in values.iter().enumerate() {
-            all_invalid(errors, &at.index(i), value, names::label_value(value));
+            errors.all_invalid(&at.index(i), value, names::label_value(value));
         }
     }
 }
@@ -117,7 +117,7 @@ fn node_field(requirement: &NodeSelectorRequirement, path: &Path, errors: &mut E
     if requirement.key == "metadata.name" {
         for (i, value) in values.iter().enumerate() {
             let at = path.child("values").index(i);
-            all_invalid(errors, &at, value, names::dns1123_subdomain(value));
+            errors.all_invalid(&at, value, names::dns1123_subdomain(value));
         }
     } else {
         errors.invalid(
@@ -125,11 +125,5 @@ fn node_field(requirement: &NodeSelectorRequirement, path: &Path, errors: &mut E
             &requirement.key,
             "not a valid field selector key",
         );
-    }
-}
-
-fn all_invalid(errors: &mut ErrorList, path: &Path, value: &str, messages: Vec<String>) {
-    for message in messages {
-        errors.invalid(path, value, message);
     }
 }

@@ -12,7 +12,7 @@ use knarr_apimachinery::names;
 use knarr_cel::check::{Environment, Type};
 
 use super::admission_rule::check_rule;
-use super::checks::{all_invalid, label_selector, text};
+use super::checks::{label_selector, text};
 use crate::facts;
 
 /// The variables that the CEL expressions of a policy may use.
@@ -217,7 +217,7 @@ fn check_named_rule(rule: &NamedRuleWithOperations, path: &Path, errors: &mut Er
     let resource_names = rule.resource_names.as_deref().unwrap_or_default();
     for (i, name) in resource_names.iter().enumerate() {
         let at = path.child("resourceNames").index(i);
-        all_invalid(errors, &at, name, names::path_segment(name));
+        errors.all_invalid(&at, name, names::path_segment(name));
         if resource_names[..i].contains(name) {
             errors.duplicate(&at, name);
         }
@@ -253,7 +253,7 @@ pub fn check_param_ref(param: Option<&ParamRef>, path: &Path, errors: &mut Error
     let path = path.child("paramRef");
     let name = text(&param.name);
     if !name.is_empty() {
-        all_invalid(errors, &path.child("name"), name, names::path_segment(name));
+        errors.all_invalid(&path.child("name"), name, names::path_segment(name));
         if param.selector.is_some() {
             errors.forbidden(&path.child("name"), EXCLUSIVE);
         }

@@ -5,7 +5,7 @@ use k8s_openapi::kube_aggregator::pkg::apis::apiregistration::v1::{APIService, A
 use knarr_apimachinery::field::{ErrorList, Path};
 use knarr_apimachinery::names;
 
-use super::checks::{all_invalid, dns_subdomain, text};
+use super::checks::{dns_subdomain, text};
 use crate::table::{self, Cell, Column};
 use crate::{MetadataChecks, Part, Strategy};
 
@@ -75,12 +75,7 @@ impl Strategy for APIService {
         if !group.is_empty() {
             dns_subdomain(&mut errors, &at, group);
         }
-        all_invalid(
-            &mut errors,
-            &path.child("version"),
-            version,
-            names::dns1035_label(version),
-        );
+        errors.all_invalid(&path.child("version"), version, names::dns1035_label(version));
         for (field, value, max) in [
             ("groupPriorityMinimum", spec.group_priority_minimum, 20000),
             ("versionPriority", spec.version_priority, 1000),

@@ -77,24 +77,17 @@ pub fn text(value: &Option<String>) -> &str {
     value.as_deref().unwrap_or("")
 }
 
-/// Adds one `Invalid` error for each message of a name check.
-pub fn all_invalid(errors: &mut ErrorList, path: &Path, value: impl Shown + Copy, messages: Vec<String>) {
-    for message in messages {
-        errors.invalid(path, value, message);
-    }
-}
-
 pub fn dns_label(errors: &mut ErrorList, path: &Path, value: &str) {
-    all_invalid(errors, path, value, names::dns1123_label(value));
+    errors.all_invalid(path, value, names::dns1123_label(value));
 }
 
 pub fn dns_subdomain(errors: &mut ErrorList, path: &Path, value: &str) {
-    all_invalid(errors, path, value, names::dns1123_subdomain(value));
+    errors.all_invalid(path, value, names::dns1123_subdomain(value));
 }
 
 /// Checks a qualified name (`name` or `prefix/name`): a label key, an application protocol, a load balancer class.
 pub fn qualified_name(errors: &mut ErrorList, path: &Path, value: &str) {
-    all_invalid(errors, path, value, names::qualified_name(value));
+    errors.all_invalid(path, value, names::qualified_name(value));
 }
 
 /// A finalizer without a domain must be a standard one.
@@ -126,14 +119,14 @@ pub fn not_negative<T: Shown + Copy + Into<i64>>(errors: &mut ErrorList, path: &
 }
 
 pub fn port_number(errors: &mut ErrorList, path: &Path, port: i32) {
-    all_invalid(errors, path, port, names::port_number(port.into()));
+    errors.all_invalid(path, port, names::port_number(port.into()));
 }
 
 /// Checks a port number or the name of a container port.
 pub fn port_number_or_name(errors: &mut ErrorList, path: &Path, port: &IntOrString) {
     match port {
         IntOrString::Int(number) => port_number(errors, path, *number),
-        IntOrString::String(name) => all_invalid(errors, path, name.as_str(), names::port_name(name)),
+        IntOrString::String(name) => errors.all_invalid(path, name.as_str(), names::port_name(name)),
     }
 }
 
@@ -142,7 +135,7 @@ pub fn not_negative_or_percent(errors: &mut ErrorList, path: &Path, value: &IntO
     match value {
         IntOrString::Int(number) => not_negative(errors, path, *number),
         IntOrString::String(text) => {
-            all_invalid(errors, path, text.as_str(), names::percent(text));
+            errors.all_invalid(path, text.as_str(), names::percent(text));
         }
     }
 }

@@ -5,7 +5,7 @@ use k8s_openapi::jiff::Timestamp;
 use knarr_apimachinery::field::{ErrorList, Path};
 use knarr_apimachinery::names;
 
-use super::checks::{all_invalid, drop_empty};
+use super::checks::drop_empty;
 use crate::table::{self, Cell, Column};
 use crate::{MetadataChecks, Part, Strategy};
 
@@ -26,7 +26,7 @@ impl Strategy for ConfigMap {
         let mut bytes = 0;
         for (key, value) in self.data.iter().flatten() {
             let path = Path::new("data").key(key);
-            all_invalid(&mut errors, &path, key.as_str(), names::config_map_key(key));
+            errors.all_invalid(&path, key.as_str(), names::config_map_key(key));
             if self.binary_data.as_ref().is_some_and(|b| b.contains_key(key)) {
                 errors.invalid(&path, key, "duplicate of key present in binaryData");
             }
@@ -34,7 +34,7 @@ impl Strategy for ConfigMap {
         }
         for (key, value) in self.binary_data.iter().flatten() {
             let path = Path::new("binaryData").key(key);
-            all_invalid(&mut errors, &path, key.as_str(), names::config_map_key(key));
+            errors.all_invalid(&path, key.as_str(), names::config_map_key(key));
             bytes += value.0.len();
         }
         if bytes > MAX_BYTES {

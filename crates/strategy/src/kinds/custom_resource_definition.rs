@@ -12,7 +12,7 @@ use knarr_apimachinery::field::{ErrorList, Path};
 use knarr_apimachinery::names;
 use knarr_apimachinery::time::seconds;
 
-use super::checks::{Json, all_invalid, dns_subdomain, json, text, update_generation};
+use super::checks::{Json, dns_subdomain, json, text, update_generation};
 use super::webhook;
 use crate::strategy::deletion::{self, DeletionPlan, DeletionRequest};
 use crate::{Part, Strategy, facts};
@@ -308,8 +308,7 @@ fn check_names(given: &CustomResourceDefinitionNames, path: &Path, errors: &mut 
         ("categories", &given.categories),
     ] {
         for (i, value) in values.iter().flatten().enumerate() {
-            all_invalid(
-                errors,
+            errors.all_invalid(
                 &path.child(field).index(i),
                 value.as_str(),
                 names::dns1035_label(value),
@@ -333,8 +332,7 @@ fn check_versions(
 ) {
     for (i, version) in versions.iter().enumerate() {
         let at = path.index(i);
-        all_invalid(
-            errors,
+        errors.all_invalid(
             &at.child("name"),
             version.name.as_str(),
             names::dns1035_label(&version.name),

@@ -14,7 +14,7 @@ use knarr_apimachinery::field::{ErrorList, Path};
 use knarr_apimachinery::names;
 use knarr_apimachinery::quantity::Quantity;
 
-use super::checks::{Json, all_invalid, dns_label, dns_subdomain, json, qualified_name, text};
+use super::checks::{Json, dns_label, dns_subdomain, json, qualified_name, text};
 use super::device_requests::{self, at_most, unique};
 use crate::facts;
 
@@ -273,7 +273,7 @@ fn taint(errors: &mut ErrorList, path: &Path, taint: &DeviceTaint) {
     qualified_name(errors, &path.child("key"), &taint.key);
     let value = text(&taint.value);
     if !value.is_empty() {
-        all_invalid(errors, &path.child("value"), value, names::label_value(value));
+        errors.all_invalid(&path.child("value"), value, names::label_value(value));
     }
     facts::check(errors, path, taint, &["effect"]);
 }

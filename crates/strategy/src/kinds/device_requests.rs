@@ -13,7 +13,7 @@ use knarr_cel::device::Selector;
 use knarr_cel::meter::CALL_COST_MAX;
 use serde_json::Value;
 
-use super::checks::{Json, all_invalid, dns_label, dns_subdomain, text};
+use super::checks::{Json, dns_label, dns_subdomain, text};
 use crate::facts;
 
 /// Maximum number of requests, of constraints, of configurations and of selectors.
@@ -275,7 +275,7 @@ fn identifier(errors: &mut ErrorList, path: &Path, id: &str) {
     if id.len() > ID_MAX_BYTES {
         errors.too_long(path, ID_MAX_BYTES);
     }
-    all_invalid(errors, path, id, names::c_identifier(id));
+    errors.all_invalid(path, id, names::c_identifier(id));
 }
 
 pub fn driver_name(errors: &mut ErrorList, path: &Path, name: &str) {
@@ -286,7 +286,7 @@ pub fn driver_name(errors: &mut ErrorList, path: &Path, name: &str) {
     if name.len() > DRIVER_MAX_BYTES {
         errors.too_long(path, DRIVER_MAX_BYTES);
     }
-    all_invalid(errors, path, name, names::dns1123_subdomain(&name.to_lowercase()));
+    errors.all_invalid(path, name, names::dns1123_subdomain(&name.to_lowercase()));
 }
 
 /// Checks a pool's name: one DNS subdomain or several separated by slashes.
@@ -318,7 +318,7 @@ pub fn binding_conditions(
     for (at, list) in [(&at, conditions), (&at_failures, failures)] {
         if at_most(errors, at, list, BINDING_CONDITIONS_MAX) {
             for (i, name) in list.iter().enumerate() {
-                all_invalid(errors, &at.index(i), name.as_str(), names::qualified_name(name));
+                errors.all_invalid(&at.index(i), name.as_str(), names::qualified_name(name));
             }
         }
     }
@@ -368,7 +368,7 @@ fn tolerations(errors: &mut ErrorList, path: &Path, tolerations: Option<&[Device
         let path = path.index(i);
         let (key, value) = (text(&toleration.key), text(&toleration.value));
         if !key.is_empty() {
-            all_invalid(errors, &path.child("key"), key, names::qualified_name(key));
+            errors.all_invalid(&path.child("key"), key, names::qualified_name(key));
         }
         let at = path.child("value");
         match text(&toleration.operator) {
@@ -377,7 +377,7 @@ fn tolerations(errors: &mut ErrorList, path: &Path, tolerations: Option<&[Device
             }
             "Exists" => {}
             // Equal is the default.
-            "Equal" | "" => all_invalid(errors, &at, value, names::label_value(value)),
+            "Equal" | "" => errors.all_invalid(&at, value, names::label_value(value)),
             other => errors.not_supported(&path.child("operator"), other, &["Equal", "Exists"]),
         }
         facts::check(errors, &path, toleration, &["effect"]);

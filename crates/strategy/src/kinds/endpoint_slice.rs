@@ -6,7 +6,7 @@ use knarr_apimachinery::field::{ErrorList, Path};
 use knarr_apimachinery::names;
 
 use super::checks::{
-    self, PROTOCOLS, all_invalid, canonical_ip, dns_label, endpoint_ip, immutable, ip, qualified_name, text,
+    self, PROTOCOLS, canonical_ip, dns_label, endpoint_ip, immutable, ip, qualified_name, text,
     update_generation,
 };
 use super::warnings::ip_warning;
@@ -175,7 +175,7 @@ fn check_endpoint(endpoint: &Endpoint, of: &str, path: &Path, errors: &mut Error
         match of {
             // An IPv6 address must be in canonical form.
             "IPv6" if !canonical_ip(address).is_empty() => {
-                all_invalid(errors, &indexed, address.as_str(), canonical_ip(address));
+                errors.all_invalid(&indexed, address.as_str(), canonical_ip(address));
             }
             "IPv4" | "IPv6" if ip(errors, &indexed, address, &[]) => {
                 if address.contains(':') != (of == "IPv6") {
@@ -189,7 +189,7 @@ fn check_endpoint(endpoint: &Endpoint, of: &str, path: &Path, errors: &mut Error
     }
     if let Some(node) = &endpoint.node_name {
         let messages = names::dns1123_subdomain(node);
-        all_invalid(errors, &path.child("nodeName"), node.as_str(), messages);
+        errors.all_invalid(&path.child("nodeName"), node.as_str(), messages);
     }
     if let Some(topology) = &endpoint.deprecated_topology {
         let path = path.child("deprecatedTopology");
@@ -215,7 +215,7 @@ fn fully_qualified(errors: &mut ErrorList, path: &Path, name: &str) {
     let messages = names::dns1123_subdomain(bare);
     let several = bare.contains('.');
     let valid = messages.is_empty();
-    all_invalid(errors, path, name, messages);
+    errors.all_invalid(path, name, messages);
     if valid && !several {
         errors.invalid(
             path,
@@ -253,7 +253,7 @@ fn check_hints(hints: &EndpointHints, path: &Path, errors: &mut ErrorList) {
                 "forZones" => names::label_value(name),
                 _ => names::dns1123_subdomain(name),
             };
-            all_invalid(errors, &path, *name, messages);
+            errors.all_invalid(&path, *name, messages);
         }
     }
 }

@@ -5,9 +5,7 @@ use k8s_openapi::jiff::Timestamp;
 use knarr_apimachinery::field::{ErrorList, Path};
 use knarr_apimachinery::names;
 
-use super::checks::{
-    self, PROTOCOLS, all_invalid, dns_label, drop_empty, endpoint_ip, ip, qualified_name, text,
-};
+use super::checks::{self, PROTOCOLS, dns_label, drop_empty, endpoint_ip, ip, qualified_name, text};
 use super::warnings::ip_warning;
 use crate::table::{self, Cell, Column};
 use crate::{MetadataChecks, Part, Strategy};
@@ -106,7 +104,7 @@ fn check_address(address: &EndpointAddress, path: &Path, errors: &mut ErrorList)
     }
     if let Some(node) = &address.node_name {
         let messages = names::dns1123_subdomain(node);
-        all_invalid(errors, &path.child("nodeName"), node.as_str(), messages);
+        errors.all_invalid(&path.child("nodeName"), node.as_str(), messages);
     }
     endpoint_ip(errors, &path.child("ip"), &address.ip);
 }

@@ -6,7 +6,7 @@ use k8s_openapi::jiff::Timestamp;
 use knarr_apimachinery::field::{ErrorList, Path};
 use knarr_apimachinery::names;
 
-use super::checks::{all_invalid, qualified_name, text};
+use super::checks::{qualified_name, text};
 use crate::table::{self, Cell, Column};
 use crate::{MetadataChecks, Part, Strategy};
 
@@ -152,8 +152,7 @@ pub(super) fn validate(event: &Event, controller_field: &str) -> ErrorList {
             }
         }
     }
-    all_invalid(
-        &mut errors,
+    errors.all_invalid(
         &Path::new("namespace"),
         namespace,
         names::dns1123_subdomain(namespace),

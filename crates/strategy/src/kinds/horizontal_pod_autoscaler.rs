@@ -12,7 +12,7 @@ use knarr_api::feature_gates;
 use knarr_apimachinery::field::{ErrorList, Path};
 use knarr_apimachinery::names;
 
-use super::checks::{all_invalid, not_negative, not_negative_quantity, positive_quantity, text};
+use super::checks::{not_negative, not_negative_quantity, positive_quantity, text};
 use super::ingress::path_segment_name;
 use super::pod::container_resource_name;
 use crate::table::{self, Cell, Column};
@@ -486,7 +486,7 @@ fn check_metric(metric: &MetricSpec, options: &SpecValidationOptions, path: &Pat
                 let at = path.child("container");
                 match source.container.as_str() {
                     "" => errors.required(&at, "must specify a container"),
-                    name => all_invalid(errors, &at, name, names::dns1123_label(name)),
+                    name => errors.all_invalid(&at, name, names::dns1123_label(name)),
                 }
                 by_resource(&source.name, &source.target, &path, errors);
             }

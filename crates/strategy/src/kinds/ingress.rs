@@ -11,7 +11,7 @@ use k8s_openapi::jiff::Timestamp;
 use knarr_apimachinery::field::{ErrorList, Path};
 use knarr_apimachinery::names;
 
-use super::checks::{Json, all_invalid, dns_label, dns_subdomain, ip, port_number, text, update_generation};
+use super::checks::{Json, dns_label, dns_subdomain, ip, port_number, text, update_generation};
 use crate::table::{self, Cell, Column};
 use crate::{MetadataChecks, Part, Strategy};
 
@@ -232,7 +232,7 @@ fn check_host(host: &str, path: &Path, errors: &mut ErrorList) {
     } else {
         names::dns1123_subdomain(host)
     };
-    all_invalid(errors, path, host, messages);
+    errors.all_invalid(path, host, messages);
 }
 
 fn check_path(http: &HTTPIngressPath, path: &Path, errors: &mut ErrorList) {
@@ -287,7 +287,7 @@ pub(super) fn path_segment_name(errors: &mut ErrorList, path: &Path, value: &str
     if value.is_empty() {
         errors.required(path, "");
     } else {
-        all_invalid(errors, path, value, names::path_segment(value));
+        errors.all_invalid(path, value, names::path_segment(value));
     }
 }
 
@@ -302,12 +302,7 @@ fn check_service(service: &IngressServiceBackend, path: &Path, errors: &mut Erro
     match (text(&port.name), port.number.unwrap_or(0)) {
         ("", 0) => errors.required(path, "port name or number is required"),
         ("", number) => port_number(errors, &at.child("port").child("number"), number),
-        (name, 0) => all_invalid(
-            errors,
-            &at.child("port").child("name"),
-            name,
-            names::port_name(name),
-        ),
+        (name, 0) => errors.all_invalid(&at.child("port").child("name"), name, names::port_name(name)),
         _ => errors.invalid(path, "", "cannot set both port name & port number"),
     }
 }

@@ -8,7 +8,7 @@ use knarr_apimachinery::field::{ErrorList, Path};
 use knarr_apimachinery::names;
 use knarr_apimachinery::quantity::{self, Quantity};
 
-use super::checks::{Json, all_invalid, json, quantity_of};
+use super::checks::{Json, json, quantity_of};
 use super::pod::{container_resource_name, validate_resource_name};
 use crate::{MetadataChecks, Part, Strategy};
 
@@ -80,7 +80,7 @@ fn type_name(name: &str, path: &Path, errors: &mut ErrorList) {
     if messages.is_empty() && !name.contains('/') && !TYPES.contains(&name) {
         errors.invalid(path, name, "must be a standard limit type or fully qualified");
     }
-    all_invalid(errors, path, name, messages);
+    errors.all_invalid(path, name, messages);
 }
 
 fn resource_name(of: &str, name: &str, path: &Path, errors: &mut ErrorList) {

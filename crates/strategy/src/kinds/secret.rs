@@ -6,7 +6,7 @@ use k8s_openapi::jiff::Timestamp;
 use knarr_apimachinery::field::{ErrorList, Path};
 use knarr_apimachinery::names;
 
-use super::checks::{all_invalid, drop_empty, immutable, text};
+use super::checks::{drop_empty, immutable, text};
 use super::config_map::{IMMUTABLE_WHEN_SET, MAX_BYTES};
 use crate::table::{self, Cell, Column};
 use crate::{MetadataChecks, Part, Strategy};
@@ -32,12 +32,7 @@ impl Strategy for Secret {
         let data = Path::new("data");
         let mut bytes = 0;
         for (key, value) in self.data.iter().flatten() {
-            all_invalid(
-                &mut errors,
-                &data.key(key),
-                key.as_str(),
-                names::config_map_key(key),
-            );
+            errors.all_invalid(&data.key(key), key.as_str(), names::config_map_key(key));
             bytes += value.0.len();
         }
         if bytes > MAX_BYTES {

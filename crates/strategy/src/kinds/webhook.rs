@@ -11,7 +11,7 @@ use knarr_apimachinery::names;
 
 use super::admission_policy::check_conditions;
 use super::admission_rule::check_rule;
-use super::checks::{all_invalid, dns_subdomain, json, label_selector, port_number, text};
+use super::checks::{dns_subdomain, json, label_selector, port_number, text};
 
 pub(super) const REVIEW_VERSIONS: &[&str] = &["v1", "v1beta1"];
 const HTTPS_PORT: i32 = 443;
@@ -168,7 +168,7 @@ fn fully_qualified(name: &str, path: &Path, errors: &mut ErrorList) {
     }
     let messages = names::dns1123_subdomain(name);
     if !messages.is_empty() {
-        return all_invalid(errors, path, name, messages);
+        return errors.all_invalid(path, name, messages);
     }
     if name.split('.').count() < 3 {
         errors.invalid(
@@ -298,12 +298,7 @@ pub(super) fn check_review_versions(
             errors.invalid(&path.index(i), version, "duplicate version");
             continue;
         }
-        all_invalid(
-            errors,
-            &path.index(i),
-            version.as_str(),
-            names::dns1035_label(version),
-        );
+        errors.all_invalid(&path.index(i), version.as_str(), names::dns1035_label(version));
     }
     if must_be_known && !versions.iter().any(|v| REVIEW_VERSIONS.contains(&v.as_str())) {
         errors.invalid(

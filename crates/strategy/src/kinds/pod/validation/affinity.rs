@@ -6,7 +6,7 @@ use knarr_apimachinery::field::{ErrorList, Path};
 use knarr_apimachinery::meta;
 use knarr_apimachinery::names;
 
-use super::{all_invalid, scheduling};
+use super::scheduling;
 
 const REQUIRED: &str = "requiredDuringSchedulingIgnoredDuringExecution";
 const PREFERRED: &str = "preferredDuringSchedulingIgnoredDuringExecution";
@@ -62,7 +62,7 @@ fn pod_term(term: &PodAffinityTerm, path: &Path, errors: &mut ErrorList) {
     }
     for namespace in term.namespaces.iter().flatten() {
         let messages = names::dns1123_label(namespace);
-        all_invalid(errors, &path.child("namespace"), namespace, messages);
+        errors.all_invalid(&path.child("namespace"), namespace, messages);
     }
     scheduling::match_label_keys(
         term.match_label_keys.as_deref().unwrap_or_default(),

@@ -10,7 +10,7 @@ use knarr_api::kinds::pod::resources::is_sidecar;
 use knarr_apimachinery::field::{ErrorList, Path};
 use knarr_apimachinery::names;
 
-use super::{all_invalid, env, handlers, mounts, one_of, resource_requirements, security, text};
+use super::{env, handlers, mounts, one_of, resource_requirements, security, text};
 use crate::facts;
 use crate::kinds::pod::as_container;
 
@@ -181,12 +181,7 @@ fn common(container: &Container, pod: &PodContext<'_>, path: &Path, errors: &mut
     if container.name.is_empty() {
         errors.required(&name_at, "");
     } else {
-        all_invalid(
-            errors,
-            &name_at,
-            &container.name,
-            names::dns1123_label(&container.name),
-        );
+        errors.all_invalid(&name_at, &container.name, names::dns1123_label(&container.name));
     }
     if text(&container.image).is_empty() {
         errors.required(&path.child("image"), "");
@@ -247,7 +242,7 @@ fn ports(ports: &[ContainerPort], path: &Path, errors: &mut ErrorList) {
                     errors.duplicate(&at.child("name"), name);
                 }
             } else {
-                all_invalid(errors, &at.child("name"), name, messages);
+                errors.all_invalid(&at.child("name"), name, messages);
             }
         }
         if port.container_port == 0 {

@@ -9,7 +9,7 @@ use knarr_apimachinery::names;
 use knarr_apimachinery::quantity::Quantity;
 
 use super::local_paths::no_backsteps;
-use super::{all_invalid, every_container, text};
+use super::{every_container, text};
 
 /// Fields of the pod that `fieldRef` of a variable supports.
 const FIELDS: [&str; 9] = [
@@ -44,8 +44,7 @@ pub(super) fn variables(variables: &[EnvVar], path: &Path, errors: &mut ErrorLis
         if variable.name.is_empty() {
             errors.required(&at.child("name"), "");
         } else {
-            all_invalid(
-                errors,
+            errors.all_invalid(
                 &at.child("name"),
                 &variable.name,
                 names::env_var_name(&variable.name),
@@ -94,11 +93,11 @@ fn value_from(variable: &EnvVar, path: &Path, errors: &mut ErrorList) {
 }
 
 fn key_ref(name: &str, key: &str, path: &Path, errors: &mut ErrorList) {
-    all_invalid(errors, &path.child("name"), name, names::dns1123_subdomain(name));
+    errors.all_invalid(&path.child("name"), name, names::dns1123_subdomain(name));
     if key.is_empty() {
         errors.required(&path.child("key"), "");
     } else {
-        all_invalid(errors, &path.child("key"), key, names::config_map_key(key));
+        errors.all_invalid(&path.child("key"), key, names::config_map_key(key));
     }
 }
 
@@ -107,18 +106,13 @@ fn file_key_ref(file: &FileKeySelector, path: &Path, errors: &mut ErrorList) {
     if file.key.is_empty() {
         errors.required(&at, "");
     } else {
-        all_invalid(errors, &at, &file.key, names::env_var_name(&file.key));
+        errors.all_invalid(&at, &file.key, names::env_var_name(&file.key));
     }
     let at = path.child("volumeName");
     if file.volume_name.is_empty() {
         errors.required(&at, "");
     } else {
-        all_invalid(
-            errors,
-            &at,
-            &file.volume_name,
-            names::dns1123_label(&file.volume_name),
-        );
+        errors.all_invalid(&at, &file.volume_name, names::dns1123_label(&file.volume_name));
     }
     let at = path.child("path");
     if file.path.is_empty() {
@@ -161,7 +155,7 @@ pub(super) fn sources(sources: &[EnvFromSource], path: &Path, errors: &mut Error
         let at = path.index(i);
         let prefix = text(&source.prefix);
         if !prefix.is_empty() {
-            all_invalid(errors, &at.child("prefix"), prefix, names::env_var_name(prefix));
+            errors.all_invalid(&at.child("prefix"), prefix, names::env_var_name(prefix));
         }
         let given = [
             (
@@ -180,12 +174,7 @@ pub(super) fn sources(sources: &[EnvFromSource], path: &Path, errors: &mut Error
             if name.is_empty() {
                 errors.required(&at, "");
             } else {
-                all_invalid(
-                    errors,
-                    &at,
-                    name,
-                    names::generated(name, names::dns1123_subdomain),
-                );
+                errors.all_invalid(&at, name, names::generated(name, names::dns1123_subdomain));
             }
         }
         // The path is that of the list, not of the entry.
@@ -231,10 +220,10 @@ pub(super) fn field_ref(
     match (subscripted(&field.field_path), field.field_path.as_str()) {
         (Some(("metadata.annotations", key)), _) => {
             let key = key.to_lowercase();
-            all_invalid(errors, path, &key, names::qualified_name(&key));
+            errors.all_invalid(path, &key, names::qualified_name(&key));
         }
         (Some(("metadata.labels", key)), _) => {
-            all_invalid(errors, path, key, names::qualified_name(key));
+            errors.all_invalid(path, key, names::qualified_name(key));
         }
         (Some(_), whole) => cannot(errors, format!("field label does not support subscript: {whole}")),
         (

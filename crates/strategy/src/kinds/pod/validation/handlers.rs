@@ -7,7 +7,7 @@ use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use knarr_apimachinery::field::{ErrorList, Path};
 use knarr_apimachinery::names;
 
-use super::{all_invalid, text};
+use super::text;
 use crate::facts;
 
 /// Signals that are valid as `stopSignal` of a Linux container.
@@ -117,7 +117,7 @@ impl Action<'_> {
                 }
                 for header in http.http_headers.iter().flatten() {
                     let messages = names::http_header_name(&header.name);
-                    all_invalid(errors, &path.child("httpHeaders"), &header.name, messages);
+                    errors.all_invalid(&path.child("httpHeaders"), &header.name, messages);
                 }
             }
             Action::TcpSocket(tcp) => port(&tcp.port, &path.child("port"), errors),
@@ -145,7 +145,7 @@ fn port(port: &IntOrString, path: &Path, errors: &mut ErrorList) {
                 errors.invalid(path, *number, detail);
             }
         }
-        IntOrString::String(name) => all_invalid(errors, path, name, names::port_name(name)),
+        IntOrString::String(name) => errors.all_invalid(path, name, names::port_name(name)),
     }
 }
 

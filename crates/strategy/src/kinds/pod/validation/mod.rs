@@ -46,13 +46,6 @@ const MIRROR_ANNOTATION: &str = "kubernetes.io/config.mirror";
 /// The empty field path as Kubernetes prints it, for errors about an object as a whole.
 const EMPTY_PATH: &str = "[]";
 
-/// Adds one `Invalid` error for each message about a value.
-fn all_invalid(errors: &mut ErrorList, path: &Path, value: &str, messages: Vec<String>) {
-    for message in messages {
-        errors.invalid(path, value, message);
-    }
-}
-
 /// Every container of a pod with its path: init containers, containers, ephemeral containers.
 pub(super) fn every_container<'a>(spec: &'a PodSpec, path: &Path) -> Vec<(Cow<'a, Container>, Path)> {
     let init = path.child("initContainers");
@@ -184,8 +177,7 @@ pub fn validate_pod_spec(spec: &PodSpec, meta: Option<&ObjectMeta>, path: &Path)
     network::dns_config(spec, &path.child("dnsConfig"), e);
     for (i, gate) in spec.readiness_gates.iter().flatten().enumerate() {
         let at = path.child("readinessGates").index(i).child("conditionType");
-        all_invalid(
-            e,
+        e.all_invalid(
             &at,
             &gate.condition_type,
             names::qualified_name(&gate.condition_type),
@@ -203,16 +195,14 @@ pub fn validate_pod_spec(spec: &PodSpec, meta: Option<&ObjectMeta>, path: &Path)
     network::host_aliases(spec, &path.child("hostAliases"), e);
     let class = text(&spec.priority_class_name);
     if !class.is_empty() {
-        all_invalid(
-            e,
+        e.all_invalid(
             &path.child("priorityClassName"),
             class,
             names::dns1123_subdomain(class),
         );
     }
     if let Some(class) = &spec.runtime_class_name {
-        all_invalid(
-            e,
+        e.all_invalid(
             &path.child("runtimeClassName"),
             class,
             names::dns1123_subdomain(class),
@@ -236,7 +226,7 @@ pub fn validate_pod_spec(spec: &PodSpec, meta: Option<&ObjectMeta>, path: &Path)
                 serde_json::Value::Null,
                 "must specify one of: `podGroupName`",
             ),
-            Some(name) => all_invalid(e, &at, name, names::dns1123_subdomain(name)),
+            Some(name) => e.all_invalid(&at, name, names::dns1123_subdomain(name)),
         }
     }
     env::file_key_volumes(spec, path, e);
@@ -266,7 +256,7 @@ fn names_and_numbers(spec: &PodSpec, path: &Path, errors: &mut ErrorList) {
         ("nodeName", text(&spec.node_name)),
     ] {
         if !value.is_empty() {
-            all_invalid(errors, &path.child(field), value, names::dns1123_subdomain(value));
+            errors.all_invalid(&path.child(field), value, names::dns1123_subdomain(value));
         }
     }
     if let Some(seconds) = spec.active_deadline_seconds {
@@ -279,7 +269,7 @@ fn names_and_numbers(spec: &PodSpec, path: &Path, errors: &mut ErrorList) {
         ("subdomain", text(&spec.subdomain)),
     ] {
         if !value.is_empty() {
-            all_invalid(errors, &path.child(field), value, names::dns1123_label(value));
+            errors.all_invalid(&path.child(field), value, names::dns1123_label(value));
         }
     }
 }

@@ -4,7 +4,7 @@ use k8s_openapi::api::core::v1::PodSpec;
 use knarr_apimachinery::field::{ErrorList, Path};
 use knarr_apimachinery::names;
 
-use super::{all_invalid, text};
+use super::text;
 
 /// Maximum number of name servers (a limit of libc's resolver).
 const NAMESERVERS_MAX: usize = 3;
@@ -61,7 +61,7 @@ pub(super) fn dns_config(spec: &PodSpec, path: &Path, errors: &mut ErrorList) {
         );
     }
     for (i, server) in nameservers.iter().enumerate() {
-        all_invalid(errors, &at.index(i), server, names::ip_address(server));
+        errors.all_invalid(&at.index(i), server, names::ip_address(server));
     }
     let searches = config.searches.as_deref().unwrap_or_default();
     let at = path.child("searches");
@@ -84,7 +84,7 @@ pub(super) fn dns_config(spec: &PodSpec, path: &Path, errors: &mut ErrorList) {
     for (i, search) in searches.iter().enumerate().filter(|(_, s)| *s != ".") {
         let search = search.strip_suffix('.').unwrap_or(search);
         let messages = names::dns1123_subdomain_with_underscore(search);
-        all_invalid(errors, &at.index(i), search, messages);
+        errors.all_invalid(&at.index(i), search, messages);
     }
     for (i, option) in config.options.iter().flatten().enumerate() {
         if text(&option.name).is_empty() {
@@ -107,16 +107,16 @@ pub(super) fn hostname_override(spec: &PodSpec, path: &Path, errors: &mut ErrorL
     if name.len() > HOSTNAME_MAX {
         errors.too_long(&at, HOSTNAME_MAX);
     }
-    all_invalid(errors, &at, name, names::dns1123_subdomain(name));
+    errors.all_invalid(&at, name, names::dns1123_subdomain(name));
 }
 
 pub(super) fn host_aliases(spec: &PodSpec, path: &Path, errors: &mut ErrorList) {
     for (i, alias) in spec.host_aliases.iter().flatten().enumerate() {
         let at = path.index(i);
-        all_invalid(errors, &at.child("ip"), &alias.ip, names::ip_address(&alias.ip));
+        errors.all_invalid(&at.child("ip"), &alias.ip, names::ip_address(&alias.ip));
         for (j, name) in alias.hostnames.iter().flatten().enumerate() {
             let at = at.child("hostnames").index(j);
-            all_invalid(errors, &at, name, names::dns1123_subdomain(name));
+            errors.all_invalid(&at, name, names::dns1123_subdomain(name));
         }
     }
 }

@@ -13,7 +13,7 @@ use knarr_apimachinery::field::{Cause, ErrorList, FieldError, Path};
 use knarr_apimachinery::names;
 use knarr_apimachinery::quantity::Quantity;
 
-use super::{EMPTY_PATH, MIRROR_ANNOTATION, all_invalid, text};
+use super::{EMPTY_PATH, MIRROR_ANNOTATION, text};
 use crate::kinds::pod::internal;
 
 /// Standard resource names without a domain, in addition to huge pages.
@@ -55,7 +55,7 @@ const COUNTED: [&str; 9] = [
 /// Validates a resource name: qualified, and a standard one if it has no domain.
 pub fn validate_resource_name(name: &str, path: &Path) -> ErrorList {
     let mut errors = ErrorList::new();
-    all_invalid(&mut errors, path, name, names::qualified_name(name));
+    errors.all_invalid(path, name, names::qualified_name(name));
     let known = STANDARD.contains(&name) || is_hugepages(name) || name.starts_with("requests.hugepages-");
     if errors.is_empty() && !name.contains('/') && !known {
         errors.invalid(path, name, "must be a standard resource type or fully qualified");
@@ -220,12 +220,7 @@ fn claim_references(
             }
             seen.insert(name.to_string());
         } else {
-            all_invalid(
-                errors,
-                &at.child("request"),
-                request,
-                names::dns1123_label(request),
-            );
+            errors.all_invalid(&at.child("request"), request, names::dns1123_label(request));
             let key = format!("{name}/{request}");
             if seen.contains(&key) {
                 errors.duplicate(&at, &key);
@@ -274,7 +269,7 @@ pub(super) fn pod_claims<'a>(
         } else if seen.contains(name) {
             errors.duplicate(&at.child("name"), name);
         } else {
-            all_invalid(errors, &at.child("name"), name, names::dns1123_label(name));
+            errors.all_invalid(&at.child("name"), name, names::dns1123_label(name));
             seen.insert(name);
         }
         let sources = [
@@ -296,7 +291,7 @@ pub(super) fn pod_claims<'a>(
         }
         for (field, name) in sources {
             if let Some(name) = name {
-                all_invalid(errors, &at.child(field), name, names::dns1123_subdomain(name));
+                errors.all_invalid(&at.child(field), name, names::dns1123_subdomain(name));
             }
         }
     }

@@ -8,7 +8,7 @@ use knarr_apimachinery::field::{ErrorList, Path};
 use knarr_apimachinery::meta;
 use knarr_apimachinery::names;
 
-use super::{all_invalid, text};
+use super::text;
 use crate::facts;
 
 /// Validates tolerations at `path`.
@@ -66,7 +66,7 @@ pub(super) fn gates(spec: &PodSpec, path: &Path, errors: &mut ErrorList) {
     let mut seen = BTreeSet::new();
     for (i, gate) in spec.scheduling_gates.iter().flatten().enumerate() {
         let at = path.index(i);
-        all_invalid(errors, &at, &gate.name, names::qualified_name(&gate.name));
+        errors.all_invalid(&at, &gate.name, names::qualified_name(&gate.name));
         if !seen.insert(gate.name.as_str()) {
             errors.duplicate(&at, &gate.name);
         }

@@ -9,7 +9,7 @@ use k8s_openapi::api::core::v1::{
 use knarr_apimachinery::field::{ErrorList, Path, Shown};
 use knarr_apimachinery::names;
 
-use super::{all_invalid, annotations, text};
+use super::{annotations, text};
 
 pub(in crate::kinds::pod) fn validate_status_update(pod: &Pod, old: &Pod) -> ErrorList {
     let mut errors = ErrorList::new();
@@ -136,7 +136,7 @@ fn conditions(status: &PodStatus, path: &Path, errors: &mut ErrorList) {
         }
         let of = condition.type_.as_str();
         if !matches!(of, "PodScheduled" | "Ready" | "Initialized") {
-            all_invalid(errors, &at.child("Type"), of, names::qualified_name(of));
+            errors.all_invalid(&at.child("Type"), of, names::qualified_name(of));
         }
     }
 }
@@ -152,7 +152,7 @@ fn nominated_node(
     if node.is_empty() || node == text(&before.nominated_node_name) {
         return;
     }
-    all_invalid(errors, path, node, names::dns1123_subdomain(node));
+    errors.all_invalid(path, node, names::dns1123_subdomain(node));
     if !text(&spec.node_name).is_empty() {
         errors.forbidden(path, "may not be set on pods that are already bound to a node");
     }
@@ -227,7 +227,7 @@ fn stays_terminated(
 /// Checks that new addresses are valid, with at most one of each family.
 fn addresses(new: &[&String], old: &[&String], path: &Path, errors: &mut ErrorList) {
     for (i, ip) in new.iter().enumerate().filter(|(_, ip)| !old.contains(ip)) {
-        all_invalid(errors, &path.index(i), ip, names::ip_address(ip));
+        errors.all_invalid(&path.index(i), ip, names::ip_address(ip));
     }
     if new.len() > 1 {
         let families: Vec<Option<bool>> = new
@@ -340,8 +340,7 @@ fn claims(status: &PodStatus, spec: &PodSpec, path: &Path, errors: &mut ErrorLis
             errors.duplicate(&at.child("name"), &claim.name);
         }
         if let Some(name) = &claim.resource_claim_name {
-            all_invalid(
-                errors,
+            errors.all_invalid(
                 &at.child("resourceClaimName"),
                 name,
                 names::dns1123_subdomain(name),
@@ -392,12 +391,7 @@ fn extended_claim(
             }
         }
         let request = &mapping.request_name;
-        all_invalid(
-            errors,
-            &path.child("requestName"),
-            request,
-            names::dns1123_label(request),
-        );
+        errors.all_invalid(&path.child("requestName"), request, names::dns1123_label(request));
         if !seen.insert((&mapping.container_name, &mapping.resource_name, request)) {
             for (field, value) in [
                 ("containerName", &mapping.container_name),
@@ -413,6 +407,6 @@ fn extended_claim(
     if name.is_empty() {
         errors.required(&at, "");
     } else {
-        all_invalid(errors, &at, name, names::dns1123_subdomain(name));
+        errors.all_invalid(&at, name, names::dns1123_subdomain(name));
     }
 }

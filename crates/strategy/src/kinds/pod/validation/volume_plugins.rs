@@ -12,7 +12,7 @@ use knarr_apimachinery::field::{ErrorList, Path};
 use knarr_apimachinery::names;
 
 use super::local_paths::local_descending_path;
-use super::{all_invalid, required, text};
+use super::{required, text};
 use crate::facts;
 
 /// Maximum length of a CSI driver's name in bytes.
@@ -265,16 +265,11 @@ pub(in crate::kinds) fn storage_os(v: &StorageOSVolumeSource, path: &Path, error
     if name.is_empty() {
         errors.required(&path.child("volumeName"), "");
     } else {
-        all_invalid(
-            errors,
-            &path.child("volumeName"),
-            name,
-            names::dns1123_label(name),
-        );
+        errors.all_invalid(&path.child("volumeName"), name, names::dns1123_label(name));
     }
     if !namespace.is_empty() {
         let at = path.child("volumeNamespace");
-        all_invalid(errors, &at, namespace, names::dns1123_label(namespace));
+        errors.all_invalid(&at, namespace, names::dns1123_label(namespace));
     }
     if let Some(secret) = &v.secret_ref {
         required(&secret.name, &path.child("secretRef").child("name"), errors);
@@ -288,7 +283,7 @@ pub(in crate::kinds) fn csi(v: &CSIVolumeSource, path: &Path, errors: &mut Error
             errors.required(&path.child("nodePublishSecretRef").child("name"), "");
         } else {
             let messages = names::dns1123_subdomain(&secret.name);
-            all_invalid(errors, &path.child("name"), &secret.name, messages);
+            errors.all_invalid(&path.child("name"), &secret.name, messages);
         }
     }
 }
@@ -301,10 +296,5 @@ pub(in crate::kinds) fn csi_driver(driver: &str, path: &Path, errors: &mut Error
     if driver.len() > CSI_DRIVER_MAX {
         errors.too_long(path, CSI_DRIVER_MAX);
     }
-    all_invalid(
-        errors,
-        path,
-        driver,
-        names::dns1123_subdomain(&driver.to_lowercase()),
-    );
+    errors.all_invalid(path, driver, names::dns1123_subdomain(&driver.to_lowercase()));
 }

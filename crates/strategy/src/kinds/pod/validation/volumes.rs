@@ -12,7 +12,7 @@ use knarr_apimachinery::quantity::Quantity;
 
 use super::local_paths::no_backsteps;
 use super::volume_files::{downward_file, items, mode};
-use super::{all_invalid, projected, required, resource_requirements, text, volume_plugins};
+use super::{projected, required, resource_requirements, text, volume_plugins};
 use crate::facts;
 use crate::kinds::checks::Json;
 
@@ -46,12 +46,7 @@ pub(super) fn validate<'a>(
         if volume.name.is_empty() {
             own.required(&name_at, "");
         } else {
-            all_invalid(
-                &mut own,
-                &name_at,
-                &volume.name,
-                names::dns1123_label(&volume.name),
-            );
+            own.all_invalid(&name_at, &volume.name, names::dns1123_label(&volume.name));
         }
         if known.contains_key(volume.name.as_str()) {
             own.duplicate(&name_at, &volume.name);
@@ -314,12 +309,7 @@ pub fn validate_claim_spec(spec: &PersistentVolumeClaimSpec, path: &Path) -> Err
         ),
     ] {
         if !class.is_empty() {
-            all_invalid(
-                &mut errors,
-                &path.child(field),
-                class,
-                names::dns1123_subdomain(class),
-            );
+            errors.all_invalid(&path.child(field), class, names::dns1123_subdomain(class));
         }
     }
     facts::check(&mut errors, path, spec, &["volumeMode"]);
@@ -339,12 +329,7 @@ fn data_sources(spec: &PersistentVolumeClaimSpec, path: &Path, errors: &mut Erro
             );
         }
         if !group.is_empty() {
-            all_invalid(
-                errors,
-                &at.child("apiGroup"),
-                group,
-                names::dns1123_subdomain(group),
-            );
+            errors.all_invalid(&at.child("apiGroup"), group, names::dns1123_subdomain(group));
         }
     };
     if let Some(source) = &spec.data_source {
@@ -361,7 +346,7 @@ fn data_sources(spec: &PersistentVolumeClaimSpec, path: &Path, errors: &mut Erro
         let namespace = text(&source.namespace);
         if !namespace.is_empty() {
             let messages = names::dns1123_label(namespace);
-            all_invalid(errors, &at.child("namespace"), namespace, messages);
+            errors.all_invalid(&at.child("namespace"), namespace, messages);
         }
     }
     if let (Some(old), Some(new)) = (&spec.data_source, &spec.data_source_ref) {
