@@ -16,6 +16,7 @@
 //! | field ownership (server-side apply), patches | `managed_fields/`, `patch/` |
 //! | field selectors | `fields.rs` |
 //! | which pods of a set are deleted first (SPEC B3) | `scale_down/` |
+//! | labels, annotations, taints and finalizers that several components use | `well_known.rs` |
 //! | usage of ResourceQuotas | `quota/` |
 //! | certificate requests, parsed once (SPEC A1) | `certificates/` |
 //!
@@ -44,6 +45,7 @@ pub mod scale;
 pub mod scale_down;
 pub mod shape;
 mod shapes;
+pub mod well_known;
 
 pub use any_object::AnyObject;
 pub use api_type::ApiType;

@@ -14,6 +14,7 @@ use hyper_util::rt::{TokioExecutor, TokioTimer};
 use k8s_openapi::api::admissionregistration::v1::{ServiceReference, WebhookClientConfig};
 use k8s_openapi::api::core::v1 as core;
 use k8s_openapi::api::discovery::v1::EndpointSlice;
+use knarr_api::well_known::SERVICE_NAME;
 use knarr_api::{Object, k8s_openapi, registry};
 use rustls::pki_types::ServerName;
 use serde_json::Value;
@@ -30,7 +31,6 @@ const HTTPS_PORT: u16 = 443;
 /// Idle connections that are kept for each endpoint of a webhook, and for how long: the limits of client-go and net/http.
 const IDLE_MAX: usize = 25;
 const IDLE_LIMIT: Duration = Duration::from_secs(90);
-const SERVICE_LABEL: &str = "kubernetes.io/service-name";
 
 /// The address of a webhook.
 struct Endpoint {
@@ -186,7 +186,7 @@ fn service_endpoint(cache: &Cache, namespace: &str, name: &str, port: u16) -> Re
     let of_service = |slice: &&Arc<Object>| {
         let labels = slice.metadata().labels.as_ref();
         labels
-            .and_then(|l| l.get(SERVICE_LABEL))
+            .and_then(|l| l.get(SERVICE_NAME))
             .is_some_and(|of| of == name)
     };
     let slices = slices

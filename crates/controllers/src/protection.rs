@@ -6,14 +6,12 @@
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod};
 use knarr_api::k8s_openapi;
 use knarr_api::registry::{self, Registered};
+use knarr_api::well_known::{CLAIM_PROTECTION, VOLUME_PROTECTION};
 use knarr_api::{Kind, ObjectKey, Shared};
 use knarr_apimachinery::finalizer;
 
 use crate::action::{Action, LiveCheck};
 use crate::controller::{Context, Controller, ObjectChange, View};
-
-pub const CLAIM_FINALIZER: &str = "kubernetes.io/pvc-protection";
-pub const VOLUME_FINALIZER: &str = "kubernetes.io/pv-protection";
 
 /// Whether a scheduled pod uses this claim of its namespace. A kubelet starts no pod whose claim is being deleted, so pods
 /// that are not scheduled do not count.
@@ -100,7 +98,7 @@ impl Controller for ClaimProtection {
         let Some(claim) = context.view.get_as::<PersistentVolumeClaim>(namespace, name) else {
             return Vec::new();
         };
-        sync_finalizer(&claim, CLAIM_FINALIZER, || {
+        sync_finalizer(&claim, CLAIM_PROTECTION, || {
             let pods = context.view.list_as::<Pod>(namespace);
             let used = pods.iter().any(|pod| uses(pod, name));
             let unused = LiveCheck::ClaimUnused {
@@ -136,7 +134,7 @@ impl Controller for VolumeProtection {
             return Vec::new();
         };
         let phase = volume.status.as_ref().and_then(|s| s.phase.as_deref());
-        sync_finalizer(&volume, VOLUME_FINALIZER, || {
+        sync_finalizer(&volume, VOLUME_PROTECTION, || {
             (phase != Some("Bound")).then(Vec::new)
         })
     }
@@ -173,17 +171,17 @@ mod tests {
         type Row<'a> = (bool, &'a [&'a str], Option<Pod>, &'a [&'a str]);
         let table: &[Row<'_>] = &[
             (false, &[], None, &["update persistentvolumeclaims a/c"]),
-            (false, &[CLAIM_FINALIZER], None, &[]),
-            (true, &[CLAIM_FINALIZER], Some(pod("n", own.clone())), &[]),
+            (false, &[CLAIM_PROTECTION], None, &[]),
+            (true, &[CLAIM_PROTECTION], Some(pod("n", own.clone())), &[]),
             (
                 true,
-                &[CLAIM_FINALIZER],
+                &[CLAIM_PROTECTION],
                 Some(pod("", own)),
                 &["require a/c unused", "update persistentvolumeclaims a/c"],
             ),
             (
                 true,
-                &[CLAIM_FINALIZER],
+                &[CLAIM_PROTECTION],
                 Some(pod("n", other)),
                 &["require a/c unused", "update persistentvolumeclaims a/c"],
             ),
@@ -211,7 +209,7 @@ mod tests {
         for (phase, done) in [("Bound", 0), ("Available", 1), ("Released", 1)] {
             let mut world = World::default();
             let volume: PersistentVolume = serde_json::from_value(json!({
-                "metadata": {"name": "v", "deletionTimestamp": "2026-01-01T00:00:00Z", "finalizers": [VOLUME_FINALIZER]},
+                "metadata": {"name": "v", "deletionTimestamp": "2026-01-01T00:00:00Z", "finalizers": [VOLUME_PROTECTION]},
                 "status": {"phase": phase},
             }))
             .unwrap();

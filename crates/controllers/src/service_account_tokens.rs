@@ -12,13 +12,13 @@ use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::{Secret, ServiceAccount};
 use knarr_api::k8s_openapi;
 use knarr_api::registry;
+use knarr_api::well_known::SERVICE_ACCOUNT_NAME;
 use knarr_api::{Kind, Object, ObjectKey, Shared};
 
 use crate::action::{Action, Delete, LiveCheck, reference};
 use crate::controller::{Context, Controller, ObjectChange, View};
 
 const TYPE: &str = "kubernetes.io/service-account-token";
-const ACCOUNT_NAME: &str = "kubernetes.io/service-account.name";
 const ACCOUNT_UID: &str = "kubernetes.io/service-account.uid";
 const CA: &str = "ca.crt";
 const NAMESPACE: &str = "namespace";
@@ -128,7 +128,7 @@ impl ServiceAccountTokens {
             return Ok(None);
         }
         let annotations = new.metadata.annotations.get_or_insert_default();
-        annotations.insert(ACCOUNT_NAME.into(), account.name().into());
+        annotations.insert(SERVICE_ACCOUNT_NAME.into(), account.name().into());
         annotations.insert(ACCOUNT_UID.into(), account.uid().into());
         Ok(Some(new))
     }
@@ -147,7 +147,7 @@ fn annotation<'a>(secret: &'a Secret, key: &str) -> Option<&'a str> {
 }
 
 fn account_of(secret: &Secret) -> Option<&str> {
-    annotation(secret, ACCOUNT_NAME)
+    annotation(secret, SERVICE_ACCOUNT_NAME)
 }
 
 /// Whether the Secret belongs to this account and not to a former one of the same name.
@@ -194,7 +194,7 @@ mod tests {
 
     fn secret(type_: &str, uid: Option<&str>) -> Secret {
         serde_json::from_value(json!({
-            "metadata": {"namespace": "d", "name": "t", "annotations": {ACCOUNT_NAME: "robot", ACCOUNT_UID: uid.unwrap_or("")}},
+            "metadata": {"namespace": "d", "name": "t", "annotations": {SERVICE_ACCOUNT_NAME: "robot", ACCOUNT_UID: uid.unwrap_or("")}},
             "type": type_,
         }))
         .unwrap()

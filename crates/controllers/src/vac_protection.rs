@@ -7,13 +7,12 @@ use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::api::storage::v1::VolumeAttributesClass;
 use knarr_api::k8s_openapi;
 use knarr_api::registry;
+use knarr_api::well_known::ATTRIBUTES_CLASS_PROTECTION;
 use knarr_api::{Kind, ObjectKey};
 
 use crate::action::Action;
 use crate::controller::{Context, Controller, ObjectChange, View};
 use crate::protection::sync_finalizer;
-
-const FINALIZER: &str = "kubernetes.io/vac-protection";
 
 /// See the module. Its keys are classes.
 pub struct VacProtection;
@@ -56,7 +55,7 @@ impl Controller for VacProtection {
         let Some(class) = context.view.get_as::<VolumeAttributesClass>("", name) else {
             return Vec::new();
         };
-        sync_finalizer(&class, FINALIZER, || {
+        sync_finalizer(&class, ATTRIBUTES_CLASS_PROTECTION, || {
             (!is_named(context.view, name)).then(Vec::new)
         })
     }
@@ -106,16 +105,16 @@ mod tests {
     #[test]
     fn a_class_is_kept_while_a_claim_or_volume_names_it() {
         for (name, deleted, finalizers, expected) in [
-            ("gold", true, vec![FINALIZER], None),
-            ("iron", true, vec![FINALIZER], None),
+            ("gold", true, vec![ATTRIBUTES_CLASS_PROTECTION], None),
+            ("iron", true, vec![ATTRIBUTES_CLASS_PROTECTION], None),
             (
                 "silver",
                 true,
-                vec!["a.example/b", FINALIZER],
+                vec!["a.example/b", ATTRIBUTES_CLASS_PROTECTION],
                 Some(vec!["a.example/b"]),
             ),
-            ("silver", false, vec![], Some(vec![FINALIZER])),
-            ("silver", false, vec![FINALIZER], None),
+            ("silver", false, vec![], Some(vec![ATTRIBUTES_CLASS_PROTECTION])),
+            ("silver", false, vec![ATTRIBUTES_CLASS_PROTECTION], None),
         ] {
             let mut world = World::default();
             world.put::<PersistentVolumeClaim>(of(json!({

@@ -10,15 +10,14 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference}
 use k8s_openapi::jiff::Timestamp;
 use knarr_api::k8s_openapi;
 use knarr_api::kinds::pod;
+use knarr_api::well_known::{CONFIG_SOURCE, MIRROR_ANNOTATION};
 use knarr_apimachinery::codec::{DecodeError, StrictError};
 use knarr_apimachinery::field::ErrorList;
 use knarr_apimachinery::ids::NodeName;
 use serde_json::Value;
 
 const HASH: &str = "kubernetes.io/config.hash";
-const MIRROR: &str = "kubernetes.io/config.mirror";
 const SEEN: &str = "kubernetes.io/config.seen";
-const SOURCE: &str = "kubernetes.io/config.source";
 
 /// Why a file defines no pod.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -98,7 +97,7 @@ pub fn read(
     let annotations = meta.annotations.get_or_insert_default();
     annotations.insert(HASH.into(), uid);
     annotations.insert(SEEN.into(), now.to_string());
-    annotations.insert(SOURCE.into(), "file".into());
+    annotations.insert(CONFIG_SOURCE.into(), "file".into());
     let spec = pod.spec.get_or_insert_default();
     spec.node_name = Some(node_name.into());
     let everything = Toleration {
@@ -192,7 +191,7 @@ fn hash(parts: &[&[u8]]) -> String {
 pub fn mirror(pod: &Pod, node_uid: Option<&str>) -> Pod {
     let mut annotations = pod.metadata.annotations.clone().unwrap_or_default();
     let hash = annotations.get(HASH).cloned().unwrap_or_default();
-    annotations.insert(MIRROR.into(), hash);
+    annotations.insert(MIRROR_ANNOTATION.into(), hash);
     let spec = pod.spec.clone();
     let node = spec.as_ref().and_then(|s| s.node_name.clone());
     let owner = node.zip(node_uid).map(|(name, uid)| OwnerReference {
@@ -219,7 +218,7 @@ pub fn mirror(pod: &Pod, node_uid: Option<&str>) -> Pod {
 
 /// The hash of a mirror pod's static pod; `None` for other pods.
 pub fn mirrored_hash(pod: &Pod) -> Option<&str> {
-    annotation(pod.metadata.annotations.as_ref(), MIRROR)
+    annotation(pod.metadata.annotations.as_ref(), MIRROR_ANNOTATION)
 }
 
 fn annotation<'a>(annotations: Option<&'a BTreeMap<String, String>>, key: &str) -> Option<&'a str> {

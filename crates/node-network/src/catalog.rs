@@ -9,6 +9,7 @@ use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::jiff::Timestamp;
 use knarr_api::k8s_openapi;
 use knarr_api::registry::{ENDPOINT_SLICE, SERVICE};
+use knarr_api::well_known::LAST_CHANGE_TRIGGER_TIME;
 use knarr_api::{Kind, Object, ObjectKey};
 use knarr_client::Api;
 use knarr_client::informer::{self, ReflectorStore, Scope};
@@ -36,8 +37,6 @@ pub struct Changes {
 
 /// For changes that are not taken for a long time.
 const MAX_TRIGGERS: usize = 1024;
-/// By the controller: when the Pod or Service changed that a slice was written for.
-const TRIGGER_TIME: &str = "endpoints.kubernetes.io/last-change-trigger-time";
 
 impl Changes {
     fn add(&mut self, from: &Source, changed: &[ServiceKey], reached: SyncedRevisions) {
@@ -268,7 +267,7 @@ impl ReflectorStore for Feed {
         if !changed.is_empty() {
             let annotations = object.metadata().annotations.as_ref();
             let triggered = annotations
-                .and_then(|all| all.get(TRIGGER_TIME))
+                .and_then(|all| all.get(LAST_CHANGE_TRIGGER_TIME))
                 .and_then(|time| time.parse().ok());
             self.state.report(&self.source(triggered), &changed);
         }

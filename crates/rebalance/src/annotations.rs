@@ -9,9 +9,6 @@ pub const REBALANCE: &str = "knarr.io/rebalance";
 pub const EVICT: &str = "descheduler.alpha.kubernetes.io/evict";
 /// The descheduler's: such pods are the last, or are not moved if the policy says so.
 pub const PREFER_NO_EVICTION: &str = "descheduler.alpha.kubernetes.io/prefer-no-eviction";
-pub const MIRROR: &str = "kubernetes.io/config.mirror";
-/// `api`, or where the kubelet has the static pod from.
-pub const SOURCE: &str = "kubernetes.io/config.source";
 
 /// What [`REBALANCE`] or [`EVICT`] says; `None`: nothing.
 pub fn opt_in(annotations: Option<&Labels>) -> Option<bool> {

@@ -8,11 +8,12 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
 use knarr_api::kinds::pod::at_most_one;
+use knarr_api::well_known::{CONFIG_SOURCE, MIRROR_ANNOTATION};
 use knarr_api::{Shared, k8s_openapi};
 use knarr_scheduler::plugins::dynamic_resources;
 use knarr_scheduler::volumes::class_of_claim;
 
-use crate::annotations::{MIRROR, PREFER_NO_EVICTION, SOURCE, has, opt_in};
+use crate::annotations::{PREFER_NO_EVICTION, has, opt_in};
 use crate::policy::{PriorityThreshold, ProtectedClaims, Protections};
 use crate::reason::Reason;
 use crate::snapshot::{Snapshot, Workload, claims, owner_kinds};
@@ -51,10 +52,10 @@ impl<'a> Protector<'a> {
     /// Why no policy moves the pod; `None`: its policy's protections decide.
     pub fn never(&self, pod: &Shared<Pod>) -> Option<Reason> {
         let annotations = pod.metadata.annotations.as_ref();
-        if has(annotations, MIRROR) {
+        if has(annotations, MIRROR_ANNOTATION) {
             return Some(Reason::MirrorPod);
         }
-        let source = annotations.and_then(|a| a.get(SOURCE));
+        let source = annotations.and_then(|a| a.get(CONFIG_SOURCE));
         if source.is_some_and(|source| source != "api") {
             return Some(Reason::StaticPod);
         }

@@ -12,6 +12,7 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use k8s_openapi::jiff::Timestamp;
 use knarr_api::registry::Registered;
+use knarr_api::well_known::HOSTNAME;
 use knarr_api::{Kind, Object, Shared, k8s_openapi};
 use serde::Deserialize;
 
@@ -26,7 +27,6 @@ const DOMAINS_MAX: usize = 64;
 /// The most templates of one domain that are read, as the controller writes.
 const TEMPLATES_MAX: usize = 64;
 
-pub const HOSTNAME: &str = "kubernetes.io/hostname";
 const OS: &str = "kubernetes.io/os";
 /// The hostname of a node that does not exist: no label can have this value.
 const NO_HOSTNAME: &str = "<new node>";

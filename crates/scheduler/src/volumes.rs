@@ -7,20 +7,13 @@ use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::api::storage::v1::{CSIDriver, CSINode, CSIStorageCapacity, StorageClass, VolumeAttachment};
+use knarr_api::well_known::{BETA_STORAGE_CLASS, BIND_COMPLETED, SELECTED_NODE};
 use knarr_api::{Object, Shared, k8s_openapi};
 use knarr_apimachinery::ids::NodeName;
 use knarr_apimachinery::quantity::Quantity;
 
 use crate::pod_info::PodClass;
 
-/// The annotation with the class of a claim or volume.
-const BETA_STORAGE_CLASS: &str = "volume.beta.kubernetes.io/storage-class";
-/// The annotation with the node for which the volume of a claim is to be provisioned.
-pub const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";
-/// The annotation of a claim whose binding is complete.
-pub const BIND_COMPLETED: &str = "pv.kubernetes.io/bind-completed";
-/// The annotation of what the control plane, not the user, bound to each other.
-pub const BOUND_BY_CONTROLLER: &str = "pv.kubernetes.io/bound-by-controller";
 const STORAGE: &str = "storage";
 const READ_WRITE_ONCE_POD: &str = "ReadWriteOncePod";
 const WAIT_FOR_FIRST_CONSUMER: &str = "WaitForFirstConsumer";

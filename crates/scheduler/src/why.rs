@@ -10,6 +10,7 @@ use k8s_openapi::api::core::v1::{Container, Pod, Taint, Toleration};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use knarr_api::kinds::pod::is_terminal;
 use knarr_api::registry::Registered;
+use knarr_api::well_known::UNSCHEDULABLE;
 use knarr_api::{Object, Shared, k8s_openapi};
 use knarr_apimachinery::ids::NodeName;
 use serde::Serialize;
@@ -28,7 +29,6 @@ use crate::scheduler::{Decision, Explanation};
 
 /// The most suggestions that are shown.
 const SUGGESTIONS_MAX: usize = 5;
-const UNSCHEDULABLE_TAINT: &str = "node.kubernetes.io/unschedulable";
 
 /// See the module.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -420,7 +420,7 @@ impl Change {
         let Some(spec) = &mut pod.spec else { return };
         match self {
             Change::Uncordon => spec.tolerations.get_or_insert_default().push(Toleration {
-                key: Some(UNSCHEDULABLE_TAINT.into()),
+                key: Some(UNSCHEDULABLE.into()),
                 operator: Some("Exists".into()),
                 ..Toleration::default()
             }),

@@ -7,14 +7,13 @@ use knarr_apimachinery::quantity::Quantity;
 
 use super::{one, selects};
 use crate::kinds::pod::resources::{Amounts, amounts};
+use crate::well_known::BETA_STORAGE_CLASS;
 
 const COUNT: &str = "count/persistentvolumeclaims";
 const CLAIMS: &str = "persistentvolumeclaims";
 const STORAGE: &str = "requests.storage";
 /// The infix between the name of a storage class and one of the names above.
 const OF_CLASS: &str = ".storageclass.storage.k8s.io/";
-/// The annotation for the storage class from before `spec.storageClassName`.
-const CLASS_ANNOTATION: &str = "volume.beta.kubernetes.io/storage-class";
 
 pub(super) fn counts(name: &str) -> bool {
     let of_class = |of: &str| name.strip_suffix(of).is_some_and(|rest| rest.ends_with(OF_CLASS));
@@ -42,7 +41,7 @@ pub fn class(claim: &PersistentVolumeClaim) -> Option<&str> {
         .metadata
         .annotations
         .as_ref()
-        .and_then(|a| a.get(CLASS_ANNOTATION));
+        .and_then(|a| a.get(BETA_STORAGE_CLASS));
     let named = claim.spec.as_ref().and_then(|s| s.storage_class_name.as_ref());
     annotated.or(named).map(String::as_str)
 }

@@ -14,10 +14,8 @@ use k8s_openapi::jiff::Timestamp;
 use super::pods;
 use crate::kinds::pod::resources::{Amounts, DEVICE_CLASS_PREFIX};
 use crate::registry::{DEVICE_CLASS, POD, RESOURCE_CLAIM};
+use crate::well_known::EXTENDED_RESOURCE_CLAIM;
 use crate::{Kind, Object};
-
-/// The annotation of the claim that the scheduler makes for the extended resources of a pod.
-const EXTENDED_CLAIM: &str = "resource.kubernetes.io/extended-resource-claim";
 
 /// See the module.
 #[derive(Debug, Default)]
@@ -73,7 +71,7 @@ impl Devices {
     /// for one that only has the annotation.
     fn charged_with_pod(&self, claim: &ResourceClaim, now: Timestamp) -> Option<Amounts> {
         let annotations = claim.metadata.annotations.as_ref()?;
-        if annotations.get(EXTENDED_CLAIM)? != "true" {
+        if annotations.get(EXTENDED_RESOURCE_CLAIM)? != "true" {
             return None;
         }
         let mut owners = claim.metadata.owner_references.iter().flatten();

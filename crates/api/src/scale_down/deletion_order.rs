@@ -9,8 +9,7 @@ use k8s_openapi::jiff::Timestamp;
 use crate::Shared;
 use crate::kinds::pod;
 use crate::kinds::pod::surge_first::surge_remaining;
-
-const DELETION_COST: &str = "controller.kubernetes.io/pod-deletion-cost";
+use crate::well_known::POD_DELETION_COST;
 
 /// The first criteria: a pod that gives no service, or is being replaced, and the user's own preference, come before everything
 /// else.
@@ -108,7 +107,7 @@ fn magnitude(time: Timestamp, now: Timestamp) -> i64 {
 
 fn deletion_cost(pod: &Pod) -> i32 {
     let annotations = pod.metadata.annotations.as_ref();
-    let cost = annotations.and_then(|a| a.get(DELETION_COST));
+    let cost = annotations.and_then(|a| a.get(POD_DELETION_COST));
     cost.and_then(|c| c.parse().ok()).unwrap_or(0)
 }
 

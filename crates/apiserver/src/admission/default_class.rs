@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use k8s_openapi::api::networking::v1::Ingress;
+use knarr_api::well_known::{BETA_STORAGE_CLASS, INGRESS_CLASS_ANNOTATION};
 use knarr_api::{AnyObject, Kind, Object, k8s_openapi, registry};
 use knarr_apimachinery::Error;
 
@@ -18,16 +19,13 @@ const DEFAULT_STORAGE: [&str; 2] = [
     "storageclass.beta.kubernetes.io/is-default-class",
 ];
 const DEFAULT_INGRESS: [&str; 1] = ["ingressclass.kubernetes.io/is-default-class"];
-/// Annotations that name the class, from before the fields existed.
-const STORAGE_ANNOTATION: &str = "volume.beta.kubernetes.io/storage-class";
-const INGRESS_ANNOTATION: &str = "kubernetes.io/ingress.class";
 
 pub(super) fn mutate(admission: &Admission, object: &mut dyn AnyObject) -> Result<(), Error> {
     let annotated = |key: &str| {
         let annotations = object.metadata().annotations.as_ref();
         annotations.is_some_and(|a| a.contains_key(key))
     };
-    let (by_storage, by_ingress) = (annotated(STORAGE_ANNOTATION), annotated(INGRESS_ANNOTATION));
+    let (by_storage, by_ingress) = (annotated(BETA_STORAGE_CLASS), annotated(INGRESS_CLASS_ANNOTATION));
     let any = object.as_any_mut();
     if let Some(claim) = any.downcast_mut::<PersistentVolumeClaim>() {
         let spec = claim.spec.get_or_insert_default();

@@ -4,13 +4,12 @@
 use std::collections::BTreeSet;
 
 use k8s_openapi::api::core::v1::{EnvFromSource, EnvVar, Pod, PodSpec, ServiceAccount, Volume};
+use knarr_api::well_known::ENFORCE_MOUNTABLE_SECRETS;
 use knarr_api::{k8s_openapi, registry};
 use knarr_apimachinery::Error;
 
 use super::service_account::is_mirror;
 use super::{Admission, Attributes, Operation};
-
-const ENFORCE: &str = "kubernetes.io/enforce-mountable-secrets";
 
 pub(super) fn validate(admission: &Admission, attributes: &Attributes<'_>, pod: &Pod) -> Result<(), Error> {
     let Some(spec) = &pod.spec else { return Ok(()) };
@@ -143,7 +142,11 @@ fn environments(spec: &PodSpec) -> impl Iterator<Item = Environment<'_>> {
 /// The first reference to a secret that the account does not list. `creates`: the pod is created; otherwise its ephemeral
 /// containers are updated.
 fn unlisted_secret_error(account: &ServiceAccount, spec: &PodSpec, creates: bool) -> Option<String> {
-    let value = account.metadata.annotations.as_ref()?.get(ENFORCE)?;
+    let value = account
+        .metadata
+        .annotations
+        .as_ref()?
+        .get(ENFORCE_MOUNTABLE_SECRETS)?;
     if !matches!(value.as_str(), "1" | "t" | "T" | "true" | "TRUE" | "True") {
         return None;
     }
@@ -231,7 +234,7 @@ mod tests {
     #[test]
     fn an_account_can_restrict_its_pods_to_the_secrets_it_lists() {
         let account: ServiceAccount = serde_json::from_value(json!({
-            "metadata": {"name": "sa", "annotations": {ENFORCE: "true"}},
+            "metadata": {"name": "sa", "annotations": {ENFORCE_MOUNTABLE_SECRETS: "true"}},
             "secrets": [{"name": "own"}], "imagePullSecrets": [{"name": "pull"}],
         }))
         .unwrap();

@@ -12,6 +12,7 @@ use k8s_openapi::api::core::v1::{Node, PersistentVolumeClaim, Pod};
 use k8s_openapi::api::resource::v1::ResourceSlice;
 use knarr_api::certificates::CertificateRequest;
 use knarr_api::kinds::persistent_volume::LOCAL_FINALIZER;
+use knarr_api::well_known::NODE_LEASE_NAMESPACE;
 use knarr_api::{AnyObject, Object, k8s_openapi, registry};
 use knarr_apimachinery::Error;
 use knarr_apimachinery::ids::NodeName;
@@ -23,7 +24,6 @@ use self::volumes::{equal_but_reported_status, validate_attachment_use, validate
 use super::{Admission, Attributes, Denial, Operation, deny};
 use crate::request::{Ctx, Target};
 
-const NODE_LEASE_NAMESPACE: &str = "kube-node-lease";
 const OWN_LEASE: &str = "can only access node lease with the same name as the requesting node";
 const OWN_CSI_NODE: &str = "can only access CSINode with the same name as the requesting node";
 

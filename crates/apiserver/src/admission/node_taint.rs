@@ -1,9 +1,8 @@
 //! TaintNodesByCondition: a new node is tainted not-ready until its kubelet reports it ready.
 
 use k8s_openapi::api::core::v1::{Node, Taint};
+use knarr_api::well_known::NOT_READY;
 use knarr_api::{AnyObject, k8s_openapi};
-
-const NOT_READY: &str = "node.kubernetes.io/not-ready";
 
 pub(super) fn mutate(object: &mut dyn AnyObject) {
     let Some(node) = object.as_any_mut().downcast_mut::<Node>() else {

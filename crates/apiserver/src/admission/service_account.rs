@@ -5,6 +5,7 @@ use k8s_openapi::api::core::v1::{
     ObjectFieldSelector, Pod, ProjectedVolumeSource, ServiceAccount, ServiceAccountTokenProjection, Volume,
     VolumeMount, VolumeProjection,
 };
+use knarr_api::well_known::MIRROR_ANNOTATION;
 use knarr_api::{k8s_openapi, registry};
 use knarr_apimachinery::Error;
 
@@ -17,8 +18,6 @@ const VOLUME_PREFIX: &str = "kube-api-access-";
 /// The requested lifetime. TokenRequest extends it to a year and warns of clients that do not renew, as in Kubernetes.
 const TOKEN_SECONDS: i64 = 3607;
 const MODE: i32 = 0o644;
-/// Annotation of mirror pods.
-const MIRROR: &str = "kubernetes.io/config.mirror";
 
 pub(super) fn mutate(admission: &Admission, namespace: &str, pod: &mut Pod) -> Result<(), Error> {
     let name = resource_name(&pod.metadata).to_string();
@@ -60,7 +59,7 @@ pub(super) fn mutate(admission: &Admission, namespace: &str, pod: &mut Pod) -> R
 /// Whether the pod is a mirror pod: the API's copy of a static pod.
 pub(super) fn is_mirror(pod: &Pod) -> bool {
     let annotations = pod.metadata.annotations.as_ref();
-    annotations.is_some_and(|a| a.contains_key(MIRROR))
+    annotations.is_some_and(|a| a.contains_key(MIRROR_ANNOTATION))
 }
 
 fn mount_token(admission: &Admission, pod: &mut Pod) {

@@ -3,19 +3,16 @@
 
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::api::storage::v1::VolumeAttributesClass;
+use knarr_api::well_known::{ATTRIBUTES_CLASS_PROTECTION, CLAIM_PROTECTION, VOLUME_PROTECTION};
 use knarr_api::{AnyObject, k8s_openapi};
-
-const CLAIM: &str = "kubernetes.io/pvc-protection";
-const VOLUME: &str = "kubernetes.io/pv-protection";
-const ATTRIBUTES_CLASS: &str = "kubernetes.io/vac-protection";
 
 pub(super) fn mutate(object: &mut dyn AnyObject) {
     let finalizer = if object.as_any().is::<PersistentVolumeClaim>() {
-        CLAIM
+        CLAIM_PROTECTION
     } else if object.as_any().is::<PersistentVolume>() {
-        VOLUME
+        VOLUME_PROTECTION
     } else if object.as_any().is::<VolumeAttributesClass>() {
-        ATTRIBUTES_CLASS
+        ATTRIBUTES_CLASS_PROTECTION
     } else {
         return;
     };

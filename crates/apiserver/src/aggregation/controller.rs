@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use k8s_openapi::kube_aggregator::pkg::apis::apiregistration::v1::APIService;
 use knarr_api::registry::Registered;
+use knarr_api::well_known::SERVICE_NAME;
 use knarr_api::{Object, k8s_openapi, registry};
 use knarr_apimachinery::Error;
 use tokio::sync::mpsc::Receiver;
@@ -19,7 +20,6 @@ use tracing::{debug, info, warn};
 use super::ExtensionServers;
 use super::availability::AvailableCondition;
 use super::backend::{Backend, available};
-use super::endpoint::SERVICE_LABEL;
 use super::spec::Spec;
 use crate::cache::change::{Change, Filter};
 use crate::loopback::LoopbackClient;
@@ -173,7 +173,7 @@ impl ServiceEvents {
 fn is_of(slice: &Object, service: &str) -> bool {
     let labels = slice.metadata().labels.as_ref();
     labels
-        .and_then(|l| l.get(SERVICE_LABEL))
+        .and_then(|l| l.get(SERVICE_NAME))
         .is_some_and(|of| of == service)
 }
 

@@ -5,15 +5,13 @@ use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::api::discovery::v1::{Endpoint, EndpointSlice};
+use knarr_api::well_known::SERVICE_NAME;
 use knarr_api::{Object, k8s_openapi, registry};
 
 use super::ExtensionServers;
 use super::spec::Spec;
 use crate::cache::change::Filter;
 use crate::subresource::proxy::is_dialable;
-
-/// The label that names an EndpointSlice's Service.
-pub(super) const SERVICE_LABEL: &str = "kubernetes.io/service-name";
 
 /// The most endpoints of an EndpointSlice that are considered for one request.
 const ENDPOINTS_MAX: usize = 1000;
@@ -99,7 +97,7 @@ impl ExtensionServers {
             return found;
         };
         let mut filter = Filter::everything(&registry::ENDPOINT_SLICE, namespace);
-        if let Ok(labels) = knarr_apimachinery::labels::Selector::parse(&format!("{SERVICE_LABEL}={service}"))
+        if let Ok(labels) = knarr_apimachinery::labels::Selector::parse(&format!("{SERVICE_NAME}={service}"))
         {
             filter.labels = labels;
             found = slices.list(&filter);

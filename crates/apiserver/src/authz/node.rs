@@ -15,16 +15,13 @@ use k8s_openapi::api::core::v1::{PersistentVolume, Pod};
 use k8s_openapi::api::resource::v1::ResourceSlice;
 use k8s_openapi::api::storage::v1::VolumeAttachment;
 use knarr_api::kinds::persistent_volume::LOCAL_NODE;
+use knarr_api::well_known::{MIRROR_ANNOTATION, NODE_LEASE_NAMESPACE};
 use knarr_api::{Object, k8s_openapi, registry};
 use knarr_apimachinery::ids::NodeName;
 
 use super::{Attributes, default_roles, rbac};
 use crate::cache::Cache;
 use crate::references::{Referenced, referenced_names, secret_key};
-
-const NODE_LEASE_NAMESPACE: &str = "kube-node-lease";
-/// Annotation of mirror pods: they give the node access to nothing.
-pub(crate) const MIRROR: &str = "kubernetes.io/config.mirror";
 
 pub(super) fn allows(cache: &Cache, node: &NodeName, r: &Attributes<'_>) -> bool {
     let reads = matches!(r.verb, "get" | "list" | "watch");
@@ -195,7 +192,7 @@ fn any_pod(cache: &Cache, node: &NodeName, namespace: &str, condition: impl Fn(&
 
 fn is_mirror(pod: &Pod) -> bool {
     let annotations = pod.metadata.annotations.as_ref();
-    annotations.is_some_and(|a| a.contains_key(MIRROR))
+    annotations.is_some_and(|a| a.contains_key(MIRROR_ANNOTATION))
 }
 
 /// The names of the claims of a pod's volumes.

@@ -9,13 +9,14 @@ use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use k8s_openapi::jiff::Timestamp;
+use knarr_api::well_known::NOT_READY;
 use knarr_api::{k8s_openapi, registry};
 use knarr_client::metrics::{Registry, doubling};
 use knarr_controllers::action::Action;
 use knarr_controllers::cronjob::SCHEDULED_AT;
 use knarr_controllers::job::{finished, is_managed};
 use knarr_controllers::node::zones::zone_of;
-use knarr_controllers::node::{NO_EXECUTE, NOT_READY, UNREACHABLE};
+use knarr_controllers::node::{NO_EXECUTE, UNREACHABLE};
 use knarr_controllers::{ObjectChange, View};
 use prometheus::{Histogram, HistogramVec, IntCounterVec, IntGaugeVec};
 

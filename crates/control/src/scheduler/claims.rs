@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::resource::v1::{AllocationResult, ResourceClaim, ResourceClaimConsumerReference};
+use knarr_api::well_known::CLAIM_DELETE_PROTECTION;
 use knarr_api::{Kind, k8s_openapi, registry};
 use knarr_apimachinery::ids::{NodeName, PodUid};
 use knarr_apimachinery::time::seconds;
@@ -26,8 +27,6 @@ pub(crate) const KINDS: [&Kind; 3] = [
     &registry::RESOURCE_SLICE,
     &registry::RESOURCE_CLAIM,
 ];
-/// The finalizer of an allocated claim.
-const FINALIZER: &str = "resource.kubernetes.io/delete-protection";
 /// How often a conflict on a claim is retried.
 const ATTEMPTS: usize = 5;
 
@@ -193,8 +192,8 @@ impl Driver {
                 return Err(ClaimBindingError::Allocated { claim: id() });
             }
             let finalizers = changed.metadata.finalizers.get_or_insert_default();
-            if !finalizers.iter().any(|f| f == FINALIZER) {
-                finalizers.push(FINALIZER.into());
+            if !finalizers.iter().any(|f| f == CLAIM_DELETE_PROTECTION) {
+                finalizers.push(CLAIM_DELETE_PROTECTION.into());
                 let written = self.api.update_as(changed).await;
                 let written = written.map_err(|source| ClaimBindingError::Add {
                     what: "finalizer",
@@ -328,7 +327,7 @@ impl Driver {
         for attempt in 1..=ATTEMPTS {
             let mut changed: ResourceClaim = (*claim).clone();
             let finalizers = changed.metadata.finalizers.get_or_insert_default();
-            finalizers.retain(|f| f != FINALIZER);
+            finalizers.retain(|f| f != CLAIM_DELETE_PROTECTION);
             let error = match self.api.update_as(changed).await {
                 Ok(_) => break,
                 Err(error) if error.is_not_found() => return,

@@ -7,13 +7,14 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{ObjectReference, PersistentVolume, PersistentVolumeClaim, Pod};
 
+use knarr_api::well_known::{BOUND_BY_CONTROLLER, SELECTED_NODE};
 use knarr_api::{Kind, k8s_openapi, registry};
 use knarr_apimachinery::ids::NodeName;
 use knarr_client::events::reference;
 use knarr_client::{Caches, Error, Shared, TypedApi};
 use knarr_scheduler::plugins::volume_binding::VolumesToBind;
 use knarr_scheduler::pre_bind::PreBindError;
-use knarr_scheduler::volumes::{BOUND_BY_CONTROLLER, Change, SELECTED_NODE};
+use knarr_scheduler::volumes::Change;
 use tokio::time::timeout;
 
 use super::Driver;

@@ -7,6 +7,7 @@ use k8s_openapi::api::core::v1::{
 use knarr_api::Object;
 use knarr_api::k8s_openapi;
 use knarr_api::kinds::node_selector::{Selected, meets_required};
+use knarr_api::well_known::NOT_READY;
 use knarr_apimachinery::ids::NodeName;
 
 use crate::node::eviction::tolerates;
@@ -15,7 +16,7 @@ use crate::pod;
 const NAME: &str = "metadata.name";
 /// The taints of node conditions, which daemon pods tolerate.
 const TOLERATED: [(&str, &str); 6] = [
-    (crate::node::NOT_READY, "NoExecute"),
+    (NOT_READY, "NoExecute"),
     (crate::node::UNREACHABLE, "NoExecute"),
     ("node.kubernetes.io/disk-pressure", "NoSchedule"),
     ("node.kubernetes.io/memory-pressure", "NoSchedule"),

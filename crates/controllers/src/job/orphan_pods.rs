@@ -7,6 +7,7 @@ use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::Pod;
 use knarr_api::k8s_openapi;
 use knarr_api::registry;
+use knarr_api::well_known::JOB_NAME;
 use knarr_api::{ObjectKey, Shared};
 
 use super::pods;
@@ -14,8 +15,6 @@ use crate::action::{Action, LiveCheck};
 use crate::controller::{Context, ObjectChange};
 use crate::history::label;
 use crate::owner::controller_of;
-
-const JOB_NAME: &str = "batch.kubernetes.io/job-name";
 
 /// The key of the Job of a tracked pod, by its label; without the label the name is empty.
 pub fn key(changed: ObjectChange<'_>) -> Option<ObjectKey> {

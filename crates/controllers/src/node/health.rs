@@ -12,12 +12,13 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, Time};
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use knarr_api::k8s_openapi;
 use knarr_api::registry;
+use knarr_api::well_known::{NODE_LEASE_NAMESPACE, NOT_READY};
 use knarr_api::{Kind, Shared};
 use knarr_apimachinery::ids::NodeName;
 use knarr_apimachinery::time::seconds;
 
 use super::zones::{EvictionRates, NodeObservation, Zones};
-use super::{NO_EXECUTE, NOT_READY, UNREACHABLE, condition};
+use super::{NO_EXECUTE, UNREACHABLE, condition};
 use crate::action::{Action, reference};
 use crate::controller::View;
 use crate::sweep::Sweep;
@@ -28,7 +29,6 @@ pub const GRACE: SignedDuration = SignedDuration::from_secs(40);
 pub const LEASE_SECONDS: i64 = 40;
 /// The grace period of a node that has never reported its status.
 pub const STARTUP_GRACE: SignedDuration = SignedDuration::from_secs(60);
-const LEASES: &str = "kube-node-lease";
 /// The period (kube-controller-manager's node-monitor-period).
 const PERIOD: std::time::Duration = std::time::Duration::from_secs(5);
 /// The period while a node waits for its taint.
@@ -216,7 +216,7 @@ impl NodeHealth {
         now: Timestamp,
     ) -> (Timestamp, Option<Vec<Action>>) {
         let name = node.object().name();
-        let lease = view.get_as::<Lease>(LEASES, name);
+        let lease = view.get_as::<Lease>(NODE_LEASE_NAMESPACE, name);
         let ready = condition(node, "Ready");
         let observed = NodeHealthData {
             uid: node.metadata.uid.clone(),

@@ -13,7 +13,6 @@ use k8s_openapi::api::core::v1::{Node, NodeCondition};
 use knarr_api::k8s_openapi;
 
 pub const NO_EXECUTE: &str = "NoExecute";
-pub const NOT_READY: &str = "node.kubernetes.io/not-ready";
 pub const UNREACHABLE: &str = "node.kubernetes.io/unreachable";
 
 pub fn condition<'a>(node: &'a Node, type_: &str) -> Option<&'a NodeCondition> {

@@ -7,10 +7,11 @@ use k8s_openapi::api::core::v1::{Node, Pod, Taint};
 use k8s_openapi::jiff::Timestamp;
 use knarr_api::k8s_openapi;
 use knarr_api::registry;
+use knarr_api::well_known::{NOT_READY, UNSCHEDULABLE};
 use knarr_api::{Kind, ObjectKey, Shared};
 use knarr_apimachinery::time::seconds;
 
-use super::{NO_EXECUTE, NOT_READY, UNREACHABLE, condition};
+use super::{NO_EXECUTE, UNREACHABLE, condition};
 use crate::action::{Action, reference};
 use crate::controller::{Context, Controller, ObjectChange, View};
 use crate::pod;
@@ -30,7 +31,6 @@ const BY_CONDITION: [(&str, &str, &str); 6] = [
         "node.kubernetes.io/network-unavailable",
     ),
 ];
-const UNSCHEDULABLE: &str = "node.kubernetes.io/unschedulable";
 
 /// See the module. Its keys are nodes.
 pub struct NodeTaints;

@@ -5,11 +5,12 @@ use k8s_openapi::api::storage::v1::StorageClass;
 use knarr_api::k8s_openapi;
 use knarr_api::kinds::pod::is_terminal;
 use knarr_api::registry;
+use knarr_api::well_known::{BETA_STORAGE_CLASS, BIND_COMPLETED, BOUND_BY_CONTROLLER, SELECTED_NODE};
 use knarr_api::{Kind, Object, ObjectKey, Shared};
 
 use super::{
-    BIND_COMPLETED, BOUND_BY_CONTROLLER, NAME, PROVISIONER, SELECTED_NODE, STORAGE, annotate, annotation,
-    claim_ref, class_of_claim, is_for, matching, volume_name,
+    NAME, PROVISIONER, STORAGE, annotate, annotation, claim_ref, class_of_claim, is_for, matching,
+    volume_name,
 };
 use crate::action::{Action, reference};
 use crate::controller::{Context, Controller, ObjectChange, View};
@@ -157,7 +158,7 @@ fn unbound(view: &dyn View, claim: &Shared<PersistentVolumeClaim>) -> Vec<Action
 fn has_class(claim: &PersistentVolumeClaim) -> bool {
     let spec = claim.spec.as_ref();
     spec.is_some_and(|s| s.storage_class_name.is_some())
-        || annotation(&claim.metadata, super::CLASS).is_some()
+        || annotation(&claim.metadata, BETA_STORAGE_CLASS).is_some()
 }
 
 /// The newest default class; of several of the same age the first by name.

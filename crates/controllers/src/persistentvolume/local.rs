@@ -18,15 +18,15 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use knarr_api::k8s_openapi;
 use knarr_api::kinds::persistent_volume::{LOCAL_FINALIZER, LOCAL_NODE, LOCAL_PATH, LOCAL_PROVISIONER};
 use knarr_api::registry;
+use knarr_api::well_known::{HOSTNAME, SELECTED_NODE};
 use knarr_api::{Kind, ObjectKey, Shared};
 use knarr_apimachinery::finalizer;
 
-use super::{PROVISIONED_BY, SELECTED_NODE, STORAGE, annotation, class_of_claim, matching, volume_name};
+use super::{PROVISIONED_BY, STORAGE, annotation, class_of_claim, matching, volume_name};
 use crate::action::{Action, Create, LiveCheck, Report, reference};
 use crate::controller::{Context, Controller, ObjectChange, View};
 
 pub const PROVISIONER: &str = LOCAL_PROVISIONER;
-const HOSTNAME: &str = "kubernetes.io/hostname";
 /// The access modes that a directory of one node supports.
 const MODES: [&str; 2] = ["ReadWriteOnce", "ReadWriteOncePod"];
 

@@ -13,25 +13,18 @@ pub mod volumes;
 use k8s_openapi::api::core::v1::{ObjectReference, PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use knarr_api::k8s_openapi;
+use knarr_api::well_known::BETA_STORAGE_CLASS;
 
 /// The controller's name in events.
 const NAME: &str = "persistentvolume-controller";
 
-/// Annotation of a claim that was bound.
-const BIND_COMPLETED: &str = "pv.kubernetes.io/bind-completed";
-/// Annotation of both: the controller, not a user, selected the other one.
-const BOUND_BY_CONTROLLER: &str = "pv.kubernetes.io/bound-by-controller";
 /// Annotation of a volume: its provisioner.
 pub const PROVISIONED_BY: &str = "pv.kubernetes.io/provisioned-by";
-/// Annotation of a claim with WaitForFirstConsumer: the node that the scheduler selected.
-pub const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";
 /// Annotations of a claim: the requested provisioner; the second is the older name.
 const PROVISIONER: [&str; 2] = [
     "volume.kubernetes.io/storage-provisioner",
     "volume.beta.kubernetes.io/storage-provisioner",
 ];
-/// The annotation that was used before storageClassName.
-const CLASS: &str = "volume.beta.kubernetes.io/storage-class";
 const STORAGE: &str = "storage";
 
 fn annotation<'a>(meta: &'a ObjectMeta, key: &str) -> Option<&'a str> {
@@ -57,7 +50,7 @@ fn remove_annotation(meta: &mut ObjectMeta, key: &str) {
 /// The class that a claim requests; `""` for none.
 pub fn class_of_claim(claim: &PersistentVolumeClaim) -> &str {
     let spec = claim.spec.as_ref();
-    annotation(&claim.metadata, CLASS)
+    annotation(&claim.metadata, BETA_STORAGE_CLASS)
         .or_else(|| spec.and_then(|s| s.storage_class_name.as_deref()))
         .unwrap_or("")
 }
@@ -65,7 +58,7 @@ pub fn class_of_claim(claim: &PersistentVolumeClaim) -> &str {
 /// The class of a volume; `""` for none.
 pub fn class_of_volume(volume: &PersistentVolume) -> &str {
     let spec = volume.spec.as_ref();
-    annotation(&volume.metadata, CLASS)
+    annotation(&volume.metadata, BETA_STORAGE_CLASS)
         .or_else(|| spec.and_then(|s| s.storage_class_name.as_deref()))
         .unwrap_or("")
 }

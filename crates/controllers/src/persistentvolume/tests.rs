@@ -4,6 +4,7 @@ use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim, 
 use k8s_openapi::api::storage::v1::StorageClass;
 use knarr_api::k8s_openapi;
 use knarr_api::registry::{self, Registered};
+use knarr_api::well_known::{BIND_COMPLETED, BOUND_BY_CONTROLLER, SELECTED_NODE};
 use serde_json::{Value, json};
 
 use super::claims::ClaimBinder;
@@ -184,12 +185,9 @@ fn binding_writes_the_volume_then_the_claim_then_their_phases() {
         (Some("PersistentVolumeClaim"), Some("uid-c"))
     );
     for meta in [&claim.metadata, &volume.metadata] {
-        assert_eq!(super::annotation(meta, super::BOUND_BY_CONTROLLER), Some("yes"));
+        assert_eq!(super::annotation(meta, BOUND_BY_CONTROLLER), Some("yes"));
     }
-    assert_eq!(
-        super::annotation(&claim.metadata, super::BIND_COMPLETED),
-        Some("yes")
-    );
+    assert_eq!(super::annotation(&claim.metadata, BIND_COMPLETED), Some("yes"));
 }
 
 #[test]
@@ -234,7 +232,7 @@ fn a_claim_that_names_its_volume_gets_it_or_an_event_with_the_reason() {
     ));
     settle(&mut world);
     for meta in [the_claim(&world).metadata, the_volume(&world, "v").metadata] {
-        assert_eq!(super::annotation(&meta, super::BOUND_BY_CONTROLLER), None);
+        assert_eq!(super::annotation(&meta, BOUND_BY_CONTROLLER), None);
     }
 }
 
@@ -495,7 +493,7 @@ fn unsupported_requests_for_local_volumes_are_reported() {
             "{events:?}"
         );
         world.take(&actions);
-        let selected = super::annotation(&the_claim(&world).metadata, super::SELECTED_NODE).is_some();
+        let selected = super::annotation(&the_claim(&world).metadata, SELECTED_NODE).is_some();
         assert_eq!(
             selected,
             !word.contains("gone"),

@@ -3,12 +3,10 @@
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use knarr_api::k8s_openapi;
 use knarr_api::registry;
+use knarr_api::well_known::BOUND_BY_CONTROLLER;
 use knarr_api::{Kind, Object, ObjectKey, Shared};
 
-use super::{
-    BOUND_BY_CONTROLLER, NAME, PROVISIONED_BY, annotation, claim_ref, local, matching, volume_name,
-    volume_phase,
-};
+use super::{NAME, PROVISIONED_BY, annotation, claim_ref, local, matching, volume_name, volume_phase};
 use crate::action::{Action, Delete, LiveCheck, reference};
 use crate::controller::{Context, Controller, ObjectChange, View};
 

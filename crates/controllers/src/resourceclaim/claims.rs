@@ -7,9 +7,10 @@
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceClaimConsumerReference};
 use knarr_api::registry;
+use knarr_api::well_known::CLAIM_DELETE_PROTECTION;
 use knarr_api::{Kind, ObjectKey, k8s_openapi};
 
-use super::{ACCOUNT, FINALIZER, NAME, claims_of, is_allocated, is_done, reserved_for};
+use super::{ACCOUNT, NAME, claims_of, is_allocated, is_done, reserved_for};
 use crate::action::{Action, Delete, LiveCheck};
 use crate::controller::{Context, Controller, ObjectChange, View};
 use crate::owner::controller_of;
@@ -89,7 +90,7 @@ impl Controller for ResourceClaims {
             }
         }
         let finalizers = claim.metadata.finalizers.as_deref().unwrap_or_default();
-        let ours = finalizers.iter().any(|f| f == FINALIZER);
+        let ours = finalizers.iter().any(|f| f == CLAIM_DELETE_PROTECTION);
         let deleting = claim.metadata.deletion_timestamp.is_some();
         let unused = remaining.is_empty();
         if remaining.len() < reserved_for(&claim).len()
@@ -107,7 +108,7 @@ impl Controller for ResourceClaims {
         } else if ours && deleting && unused {
             let mut changed: ResourceClaim = (*claim).clone();
             let finalizers = changed.metadata.finalizers.get_or_insert_default();
-            finalizers.retain(|f| f != FINALIZER);
+            finalizers.retain(|f| f != CLAIM_DELETE_PROTECTION);
             actions.push(Action::update(changed));
         }
         if unused && !deleting {

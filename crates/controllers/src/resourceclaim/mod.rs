@@ -15,8 +15,6 @@ use crate::pod;
 
 /// Annotation of a claim that was created for a pod: the name of the pod's entry.
 pub const POD_CLAIM: &str = "resource.kubernetes.io/pod-claim-name";
-/// The finalizer of an allocated claim.
-pub const FINALIZER: &str = "resource.kubernetes.io/delete-protection";
 
 /// The name of both controllers in events.
 const NAME: &str = "resource_claim";

@@ -2,6 +2,7 @@
 
 use k8s_openapi::api::resource::v1::ResourceClaimTemplate;
 use knarr_api::k8s_openapi;
+use knarr_api::well_known::CLAIM_DELETE_PROTECTION;
 use serde_json::{Value, json};
 
 use super::claims::ResourceClaims;
@@ -51,7 +52,7 @@ fn in_use(users: &[&str]) -> Value {
         .map(|name| json!({"resource": "pods", "name": name, "uid": format!("uid-{name}")}))
         .collect();
     json!({
-        "metadata": {"finalizers": [FINALIZER]},
+        "metadata": {"finalizers": [CLAIM_DELETE_PROTECTION]},
         "status": {"allocation": {"devices": {}}, "reservedFor": users},
     })
 }

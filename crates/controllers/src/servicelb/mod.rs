@@ -27,6 +27,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use k8s_openapi::jiff::Timestamp;
 use knarr_api::k8s_openapi;
 use knarr_api::registry;
+use knarr_api::well_known::SERVICE_NAME;
 use knarr_api::{Kind, Object, ObjectKey, Shared};
 use knarr_apimachinery::time::seconds;
 
@@ -44,7 +45,6 @@ pub const CONDITION: &str = "knarr.io/LoadBalancerReady";
 pub const MAX_ADDRESSES: usize = 128;
 /// The finalizer that keeps a Service until its addresses are released, as with Kubernetes' service controller.
 pub const FINALIZER: &str = "service.kubernetes.io/load-balancer-cleanup";
-const SERVICE_NAME: &str = "kubernetes.io/service-name";
 
 /// The configuration of the load balancer.
 #[derive(Clone, Debug)]

@@ -15,6 +15,7 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::Taint;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as Wire;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use knarr_api::well_known::HOSTNAME;
 use knarr_api::{Kind, Object, k8s_openapi};
 use knarr_apimachinery::labels::Selector;
 use knarr_apimachinery::names::{label_value, qualified_name};
@@ -26,7 +27,6 @@ use super::kinds::{
     GROUPS_MAX, LABELS_MAX, MachineDeploymentSource, NodeTemplate, QUANTITY_BYTES_MAX, TAINTS_MAX,
     TopologyDomains,
 };
-use super::observed::HOSTNAME;
 
 const GROUP: &str = "cluster.x-k8s.io";
 const KIND: &str = "MachineDeployment";

@@ -4,13 +4,12 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{Node, Taint};
 use k8s_openapi::jiff::Timestamp;
+use knarr_api::well_known::HOSTNAME;
 use knarr_api::{Shared, k8s_openapi};
 
 use super::kinds::{LABELS_MAX, NodeTemplate, Spec, TAINTS_MAX};
 use crate::node::condition;
 
-/// Each node has its own.
-pub(super) const HOSTNAME: &str = "kubernetes.io/hostname";
 /// Prefixes of taints that come and go with a node's state: the next node does not have them.
 const TRANSIENT_TAINTS: [&str; 5] = [
     "node.kubernetes.io/",

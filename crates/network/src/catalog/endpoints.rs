@@ -6,12 +6,11 @@ use std::sync::Arc;
 
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use knarr_api::k8s_openapi;
+use knarr_api::well_known::SERVICE_NAME;
 use knarr_apimachinery::ids::NodeName;
 
 use super::{Interner, Protocol};
 
-/// Label of the Service a slice belongs to.
-const SERVICE_NAME: &str = "kubernetes.io/service-name";
 /// Labels of Services and slices that this proxy does not serve: the first names another proxy.
 const NOT_PROXIED: [&str; 2] = [
     "service.kubernetes.io/service-proxy-name",

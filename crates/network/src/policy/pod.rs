@@ -6,6 +6,7 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1 as core;
 use knarr_api::k8s_openapi;
 use knarr_api::kinds::pod::is_terminal;
+use knarr_api::well_known::MIRROR_ANNOTATION;
 
 use super::peers::Labels;
 use crate::catalog::Protocol;
@@ -70,9 +71,6 @@ pub(super) struct Pod {
     pub addresses: Box<[IpAddr]>,
     pub ports: Arc<[NamedPort]>,
 }
-
-/// On mirror pods: the uid of the static pod.
-const MIRROR_ANNOTATION: &str = "kubernetes.io/config.mirror";
 
 impl Pod {
     pub fn of(pod: &core::Pod, namespace: Arc<str>) -> Self {

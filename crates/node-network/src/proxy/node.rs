@@ -7,6 +7,7 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::Node;
 use knarr_api::k8s_openapi;
 use knarr_api::registry::NODE;
+use knarr_api::well_known::ZONE;
 use knarr_api::{Object, ObjectKey};
 use knarr_apimachinery::ids::NodeName;
 use knarr_client::Api;
@@ -16,7 +17,6 @@ use knarr_network::proxy::{Family, NodeFacts};
 use super::health::Health;
 use crate::signal::Signal;
 
-const ZONE: &str = "topology.kubernetes.io/zone";
 /// By the cluster autoscaler, before it takes the node away: load balancers shall send nothing more here.
 const TO_BE_DELETED: &str = "ToBeDeletedByClusterAutoscaler";
 

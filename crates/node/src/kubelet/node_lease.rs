@@ -7,6 +7,7 @@ use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::api::core::v1 as core;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta, OwnerReference};
 use knarr_api::registry::Registered;
+use knarr_api::well_known::NODE_LEASE_NAMESPACE;
 use knarr_api::{Shared, k8s_openapi};
 use knarr_apimachinery::Error;
 use knarr_apimachinery::ids::NodeName;
@@ -15,8 +16,6 @@ use tracing::debug;
 
 use super::config::Config;
 use super::lease_trust::LeaseTrust;
-
-const LEASE_NAMESPACE: &str = "kube-node-lease";
 
 /// Renews the lease, and notes that in the node's [`LeaseTrust`].
 pub(super) struct LeaseRenewal {
@@ -65,7 +64,7 @@ impl LeaseRenewal {
             }
         }
         let name = &self.config.node_name;
-        let before = self.api.get_as::<Lease>(LEASE_NAMESPACE, name).await;
+        let before = self.api.get_as::<Lease>(NODE_LEASE_NAMESPACE, name).await;
         let sent = self.trust.now();
         let lease = match before {
             Ok(lease) => self.api.update_as(self.held(&lease, node_uid)).await?,
@@ -73,7 +72,7 @@ impl LeaseRenewal {
                 let lease = Lease {
                     metadata: ObjectMeta {
                         name: Some(name.to_string()),
-                        namespace: Some(LEASE_NAMESPACE.into()),
+                        namespace: Some(NODE_LEASE_NAMESPACE.into()),
                         ..ObjectMeta::default()
                     },
                     spec: None,

@@ -9,20 +9,18 @@ use k8s_openapi::api::resource::v1::{
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use knarr_api::k8s_openapi;
+use knarr_api::well_known::EXTENDED_RESOURCE_CLAIM;
 use knarr_apimachinery::ids::PodUid;
 use knarr_apimachinery::quantity::Quantity;
 
 use super::Inventory;
-
-/// The annotation of the claim for the extended resources of a pod.
-pub const ANNOTATION: &str = "resource.kubernetes.io/extended-resource-claim";
 
 /// Whether the claim was created for the extended resources of this pod.
 pub fn is_for_extended_resources(claim: &ResourceClaim, pod_uid: &PodUid) -> bool {
     let mut owners = claim.metadata.owner_references.iter().flatten();
     let annotations = claim.metadata.annotations.as_ref();
     let is_annotated = annotations
-        .and_then(|a| a.get(ANNOTATION))
+        .and_then(|a| a.get(EXTENDED_RESOURCE_CLAIM))
         .is_some_and(|v| v == "true");
     is_annotated && owners.any(|o| o.controller == Some(true) && *pod_uid == o.uid)
 }
@@ -45,7 +43,7 @@ impl ExtendedClaim {
             namespace: pod.metadata.namespace.clone(),
             generate_name: Some(format!("{name}-extended-resources-")),
             uid: Some(format!("{uid}-extended-resources")),
-            annotations: Some(BTreeMap::from([(ANNOTATION.into(), "true".into())])),
+            annotations: Some(BTreeMap::from([(EXTENDED_RESOURCE_CLAIM.into(), "true".into())])),
             owner_references: Some(vec![OwnerReference {
                 api_version: "v1".into(),
                 kind: "Pod".into(),

@@ -9,6 +9,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use knarr_api::well_known::HOSTNAME;
 use knarr_apimachinery::labels::SelectorError;
 
 use super::node_affinity::meets_required;
@@ -18,7 +19,6 @@ use crate::cluster::{Cluster, ColumnId, NO_VALUE, NodeIndex};
 use crate::node_info::NodeInfo;
 use crate::pod_info::{PodClass, SpreadConstraint, selects};
 use crate::profile::Profile;
-use crate::topology_domains::HOSTNAME;
 use crate::verdict::FEASIBLE;
 
 pub const NAME: &str = "PodTopologySpread";

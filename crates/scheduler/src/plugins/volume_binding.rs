@@ -10,6 +10,7 @@ use k8s_openapi::api::storage::v1::StorageClass;
 use k8s_openapi::jiff::SignedDuration;
 use knarr_api::Shared;
 use knarr_api::k8s_openapi;
+use knarr_api::well_known::SELECTED_NODE;
 use knarr_apimachinery::ids::NodeName;
 use knarr_apimachinery::labels::{Selector, SelectorError};
 use knarr_apimachinery::quantity::Quantity;
@@ -531,7 +532,7 @@ impl VolumesToBind {
             };
             // A provisioner removes the annotation to report that it failed.
             if annotations
-                .get(volumes::SELECTED_NODE)
+                .get(SELECTED_NODE)
                 .is_none_or(|selected| node.name != *selected)
             {
                 return Err(PreBindError::ProvisioningFailed(name.to_string()));

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use k8s_openapi::api::core::v1::PersistentVolume;
 use knarr_api::k8s_openapi;
+use knarr_api::well_known::ZONE;
 
 use super::{PreFilterError, UnschedulableStatus};
 use crate::node_info::NodeInfo;
@@ -13,7 +14,6 @@ use crate::volumes::{Volumes, class_of_claim, volume_of, waits_for_consumer};
 
 pub const NAME: &str = "VolumeZone";
 
-const ZONE: &str = "topology.kubernetes.io/zone";
 const REGION: &str = "topology.kubernetes.io/region";
 /// The zone and region labels of volumes and nodes, and the label that is read instead on a node without the first.
 const LABELS: [(&str, &str); 4] = [

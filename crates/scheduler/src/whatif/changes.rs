@@ -10,16 +10,13 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use knarr_api::kinds::pod::{HARD, PREEMPTION_BUDGETS, has_hard_budgets, is_terminal};
 use knarr_api::kinds::template::deep_copy;
 use knarr_api::registry::Registered;
+use knarr_api::well_known::{MIRROR_ANNOTATION, ZONE};
 use knarr_api::{Object, Shared, k8s_openapi};
 use knarr_apimachinery::ids::{NodeName, PodUid};
 
 use super::scale_down::Workload;
 use super::{Error, PodMessage, Snapshot, controller, full_name};
 use crate::pod_info::node_name;
-
-/// The label of zones.
-pub(super) const ZONE: &str = "topology.kubernetes.io/zone";
-const MIRROR: &str = "kubernetes.io/config.mirror";
 
 impl Snapshot {
     pub(super) fn drain(&mut self, name: &NodeName) -> Result<(), Error> {
@@ -36,7 +33,7 @@ impl Snapshot {
             let owner = controller(pod.metadata.owner_references.as_ref());
             let annotations = pod.metadata.annotations.as_ref();
             let stays = owner.is_some_and(|o| o.kind == "DaemonSet")
-                || annotations.is_some_and(|a| a.contains_key(MIRROR));
+                || annotations.is_some_and(|a| a.contains_key(MIRROR_ANNOTATION));
             if stays {
                 continue;
             }

@@ -1,8 +1,8 @@
 //! Changes simulated in small clusters.
 
+use knarr_api::well_known::ZONE;
 use serde_json::{Value, json};
 
-use super::changes::ZONE;
 use super::*;
 
 mod scale_down;

@@ -8,6 +8,7 @@ use k8s_openapi::api::networking::v1::{
     IngressStatus,
 };
 use k8s_openapi::jiff::Timestamp;
+use knarr_api::well_known::INGRESS_CLASS_ANNOTATION;
 use knarr_apimachinery::field::{ErrorList, Path};
 use knarr_apimachinery::names;
 
@@ -15,7 +16,6 @@ use super::checks::{Json, dns_label, dns_subdomain, ip, port_number, text, updat
 use crate::table::{self, Cell, Column};
 use crate::{MetadataChecks, Part, Strategy};
 
-const CLASS_ANNOTATION: &str = "kubernetes.io/ingress.class";
 const NOT_IN_PATHS: &[&str] = &["//", "/./", "/../", "%2f", "%2F"];
 const NOT_AT_ENDS: &[&str] = &["/..", "/."];
 const ABSOLUTE: &str = "must be an absolute path";
@@ -55,11 +55,12 @@ impl Strategy for Ingress {
         let mut errors = validate(self);
         let class = self.spec.as_ref().and_then(|s| s.ingress_class_name.as_ref());
         let annotations = self.metadata.annotations.as_ref();
-        if let (Some(class), Some(annotation)) = (class, annotations.and_then(|a| a.get(CLASS_ANNOTATION)))
+        if let (Some(class), Some(annotation)) =
+            (class, annotations.and_then(|a| a.get(INGRESS_CLASS_ANNOTATION)))
             && class != annotation
         {
             errors.invalid(
-                &Path::new("annotations").child(CLASS_ANNOTATION),
+                &Path::new("annotations").child(INGRESS_CLASS_ANNOTATION),
                 annotation,
                 "must match `ingressClassName` when both are specified",
             );
@@ -100,11 +101,11 @@ impl Strategy for Ingress {
             .metadata
             .annotations
             .as_ref()
-            .is_some_and(|a| a.contains_key(CLASS_ANNOTATION));
+            .is_some_and(|a| a.contains_key(INGRESS_CLASS_ANNOTATION));
         let has_class = self.spec.as_ref().is_some_and(|s| s.ingress_class_name.is_some());
         let is_deprecated = has_annotation && !has_class;
         let warning = format!(
-            "annotation {CLASS_ANNOTATION:?} is deprecated, please use 'spec.ingressClassName' instead"
+            "annotation {INGRESS_CLASS_ANNOTATION:?} is deprecated, please use 'spec.ingressClassName' instead"
         );
         is_deprecated.then_some(warning).into_iter().collect()
     }

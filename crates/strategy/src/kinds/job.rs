@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::batch::v1::{Job, JobSpec, JobStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
 use k8s_openapi::jiff::Timestamp;
+use knarr_api::well_known::JOB_NAME;
 use knarr_apimachinery::field::{ErrorList, Path};
 use knarr_apimachinery::labels::Selector;
 use knarr_apimachinery::names;
@@ -23,7 +24,6 @@ mod status;
 mod update;
 
 const UID_LABEL: &str = "batch.kubernetes.io/controller-uid";
-const NAME_LABEL: &str = "batch.kubernetes.io/job-name";
 const OLD_UID_LABEL: &str = "controller-uid";
 const OLD_NAME_LABEL: &str = "job-name";
 
@@ -188,7 +188,7 @@ fn make_selector(job: &mut Job) {
     let labels = shared.labels.get_or_insert_default();
     for (label, value) in [
         (OLD_NAME_LABEL, &name),
-        (NAME_LABEL, &name),
+        (JOB_NAME, &name),
         (OLD_UID_LABEL, &uid),
         (UID_LABEL, &uid),
     ] {
@@ -215,7 +215,7 @@ fn labels(job: &Job) -> BTreeMap<String, String> {
 
 fn has_new_labels(job: &Job) -> bool {
     let labels = labels(job);
-    labels.contains_key(UID_LABEL) && labels.contains_key(NAME_LABEL)
+    labels.contains_key(UID_LABEL) && labels.contains_key(JOB_NAME)
 }
 
 fn validate(job: &Job, new_labels: bool) -> ErrorList {
@@ -278,7 +278,7 @@ fn selector_is_generated(
     }
     let mut expected = vec![(OLD_UID_LABEL, uid), (OLD_NAME_LABEL, name)];
     if new_labels {
-        expected.extend([(UID_LABEL, uid), (NAME_LABEL, name)]);
+        expected.extend([(UID_LABEL, uid), (JOB_NAME, name)]);
     }
     let path = Path::new("spec")
         .child("template")

@@ -5,11 +5,12 @@ use k8s_openapi::api::core::v1::{
 };
 use k8s_openapi::jiff::Timestamp;
 use knarr_api::kinds::node_affinity::node_selector;
+use knarr_api::well_known::BETA_STORAGE_CLASS;
 use knarr_apimachinery::field::{ErrorList, Path};
 use knarr_apimachinery::quantity;
 
 use super::checks::{Json, basic_resource, dns_subdomain, immutable, json, positive_quantity, text};
-use super::persistent_volume_claim::{CLASS_ANNOTATION, access_modes, short_modes};
+use super::persistent_volume_claim::{access_modes, short_modes};
 use super::pod::internal;
 use super::warnings::deprecated_label;
 use crate::table::{self, Cell, Column};
@@ -234,7 +235,7 @@ impl Strategy for PersistentVolume {
         let capacity = spec.capacity.as_ref().and_then(|c| c.get("storage"));
         let annotations = self.metadata.annotations.as_ref();
         let class = annotations
-            .and_then(|a| a.get(CLASS_ANNOTATION))
+            .and_then(|a| a.get(BETA_STORAGE_CLASS))
             .or(spec.storage_class_name.as_ref());
         vec![
             table::name(&self.metadata),

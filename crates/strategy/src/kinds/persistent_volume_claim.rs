@@ -9,6 +9,7 @@ use k8s_openapi::api::core::v1::{
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::jiff::Timestamp;
+use knarr_api::well_known::BETA_STORAGE_CLASS;
 use knarr_apimachinery::field::{ErrorList, Path};
 use knarr_apimachinery::quantity;
 
@@ -23,8 +24,6 @@ pub(super) const ACCESS_MODES: &[&str] = &[
     "ReadWriteOnce",
     "ReadWriteOncePod",
 ];
-/// The deprecated annotation for the name of the StorageClass.
-pub(super) const CLASS_ANNOTATION: &str = "volume.beta.kubernetes.io/storage-class";
 const STORAGE: &str = "storage";
 const IMMUTABLE_SPEC: &str = "spec is immutable after creation except resources.requests and volumeAttributesClassName for bound claims";
 
@@ -80,10 +79,10 @@ impl Strategy for PersistentVolumeClaim {
             .metadata
             .annotations
             .as_ref()
-            .is_some_and(|a| a.contains_key(CLASS_ANNOTATION))
+            .is_some_and(|a| a.contains_key(BETA_STORAGE_CLASS))
         {
             warnings.push(format!(
-                "metadata.annotations[{CLASS_ANNOTATION}]: deprecated since v1.8; use \"storageClassName\" attribute instead"
+                "metadata.annotations[{BETA_STORAGE_CLASS}]: deprecated since v1.8; use \"storageClassName\" attribute instead"
             ));
         }
         let spec = self.spec.iter();
@@ -126,7 +125,7 @@ impl Strategy for PersistentVolumeClaim {
         };
         let annotations = self.metadata.annotations.as_ref();
         let class = annotations
-            .and_then(|a| a.get(CLASS_ANNOTATION))
+            .and_then(|a| a.get(BETA_STORAGE_CLASS))
             .or(spec.storage_class_name.as_ref());
         vec![
             table::name(&self.metadata),
@@ -315,7 +314,7 @@ fn validate_spec_update(claim: &PersistentVolumeClaim, old: &PersistentVolumeCla
     let status = old.status.clone().unwrap_or_default();
     let annotation = |c: &PersistentVolumeClaim| {
         let annotations = c.metadata.annotations.as_ref();
-        annotations.and_then(|a| a.get(CLASS_ANNOTATION).cloned())
+        annotations.and_then(|a| a.get(BETA_STORAGE_CLASS).cloned())
     };
     if text(&before.volume_name).is_empty() {
         before.volume_name.clone_from(&compared.volume_name);

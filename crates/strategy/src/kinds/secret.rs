@@ -3,6 +3,7 @@
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
 use k8s_openapi::jiff::Timestamp;
+use knarr_api::well_known::SERVICE_ACCOUNT_NAME;
 use knarr_apimachinery::field::{ErrorList, Path};
 use knarr_apimachinery::names;
 
@@ -13,7 +14,6 @@ use crate::{MetadataChecks, Part, Strategy};
 
 const REDACTED: &str = "<secret contents redacted>";
 const PEM_BEGIN: &[u8] = b"-----BEGIN ";
-const SERVICE_ACCOUNT_NAME: &str = "kubernetes.io/service-account.name";
 
 impl Strategy for Secret {
     fn set_defaults(&mut self) {

@@ -2,12 +2,11 @@
 
 use k8s_openapi::api::core::v1::{ObjectReference, ServiceAccount};
 use k8s_openapi::jiff::Timestamp;
+use knarr_api::well_known::ENFORCE_MOUNTABLE_SECRETS;
 
 use super::checks::drop_empty;
 use crate::table::{self, Cell, Column};
 use crate::{MetadataChecks, Part, Strategy};
-
-const ENFORCE_MOUNTABLE_SECRETS: &str = "kubernetes.io/enforce-mountable-secrets";
 
 fn keep_names_of_secrets(account: &mut ServiceAccount) {
     for secret in account.secrets.iter_mut().flatten() {

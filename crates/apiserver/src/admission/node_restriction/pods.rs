@@ -2,18 +2,22 @@
 
 use k8s_openapi::api::core::v1::{Pod, PodSpec};
 use knarr_api::k8s_openapi;
+use knarr_api::well_known::MIRROR_ANNOTATION;
 use knarr_apimachinery::ids::NodeName;
 
 use crate::admission::{Denial, deny};
-use crate::authz::node::MIRROR;
 use crate::references::{Referenced, referenced_names};
 
 /// A pod that a node creates must be a mirror pod of its own that references no API objects. `uid` is the node's.
 pub(super) fn validate_mirror_pod(pod: &Pod, node: &NodeName, uid: Option<&str>) -> Result<(), Denial> {
     let meta = &pod.metadata;
-    if !meta.annotations.as_ref().is_some_and(|a| a.contains_key(MIRROR)) {
+    if !meta
+        .annotations
+        .as_ref()
+        .is_some_and(|a| a.contains_key(MIRROR_ANNOTATION))
+    {
         return deny(format!(
-            "pod does not have {MIRROR:?} annotation, node {node:?} can only create mirror pods"
+            "pod does not have {MIRROR_ANNOTATION:?} annotation, node {node:?} can only create mirror pods"
         ));
     }
     let spec = pod.spec.clone().unwrap_or_default();
@@ -142,7 +146,7 @@ mod tests {
     fn pod(change: Value) -> Pod {
         let mut pod = json!({
             "metadata": {
-                "name": "p", "namespace": "a", "annotations": {MIRROR: "x"},
+                "name": "p", "namespace": "a", "annotations": {MIRROR_ANNOTATION: "x"},
                 "ownerReferences": [
                     {"apiVersion": "v1", "kind": "Node", "name": "n", "uid": "u", "controller": true}
                 ],

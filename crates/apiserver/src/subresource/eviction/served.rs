@@ -8,10 +8,8 @@ use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{Pod, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
+use knarr_api::well_known::SERVICE_NAME;
 use knarr_api::{Object, k8s_openapi};
-
-/// The label of an EndpointSlice with the name of its Service.
-const SERVICE_NAME: &str = "kubernetes.io/service-name";
 
 /// The Services and EndpointSlices of a namespace.
 pub(super) struct Served {

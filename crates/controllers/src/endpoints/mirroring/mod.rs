@@ -16,6 +16,7 @@ use k8s_openapi::api::discovery::v1::{Endpoint, EndpointSlice};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use knarr_api::k8s_openapi;
 use knarr_api::registry;
+use knarr_api::well_known::{ENDPOINT_SLICE_MANAGED_BY, LAST_CHANGE_TRIGGER_TIME, SERVICE_NAME};
 use knarr_api::{Kind, Object, ObjectKey, Shared};
 
 use self::desired::{Group, desired, group_of};
@@ -25,15 +26,13 @@ use crate::owner::controller_reference;
 
 /// Addresses of one subset that are mirrored (kube-controller-manager's mirroring-max-endpoints-per-subset).
 pub const MAX_ADDRESSES: usize = 1000;
-const MANAGED_BY: &str = "endpointslice.kubernetes.io/managed-by";
 const MANAGER: &str = "endpointslicemirroring-controller.k8s.io";
-const SERVICE_NAME: &str = "kubernetes.io/service-name";
 const SKIP_MIRROR: &str = "endpointslice.kubernetes.io/skip-mirror";
 /// The annotation of Kubernetes' former leader election on Endpoints.
 const LEADER: &str = "control-plane.alpha.kubernetes.io/leader";
 /// Annotations that are about the Endpoints object only.
 const NOT_MIRRORED: [&str; 2] = [
-    "endpoints.kubernetes.io/last-change-trigger-time",
+    LAST_CHANGE_TRIGGER_TIME,
     "kubectl.kubernetes.io/last-applied-configuration",
 ];
 
@@ -128,7 +127,7 @@ fn service_of(slice: &Object) -> Option<ObjectKey> {
     }
     let labels = slice.metadata().labels.as_ref()?;
     let name = labels.get(SERVICE_NAME).filter(|name| !name.is_empty())?;
-    (labels.get(MANAGED_BY)? == MANAGER).then(|| ObjectKey::new(slice.namespace(), name))
+    (labels.get(ENDPOINT_SLICE_MANAGED_BY)? == MANAGER).then(|| ObjectKey::new(slice.namespace(), name))
 }
 
 fn remove(slice: &Shared<EndpointSlice>) -> Action {
@@ -189,7 +188,7 @@ fn mirror(endpoints: &Shared<EndpointsObject>, existing: &[Shared<EndpointSlice>
 fn labels(endpoints: &Shared<EndpointsObject>) -> BTreeMap<String, String> {
     let mut labels = endpoints.metadata.labels.clone().unwrap_or_default();
     labels.insert(SERVICE_NAME.into(), endpoints.object().name().into());
-    labels.insert(MANAGED_BY.into(), MANAGER.into());
+    labels.insert(ENDPOINT_SLICE_MANAGED_BY.into(), MANAGER.into());
     labels
 }
 

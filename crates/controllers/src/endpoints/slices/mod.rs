@@ -22,6 +22,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use k8s_openapi::jiff::Timestamp;
 use knarr_api::k8s_openapi;
 use knarr_api::registry;
+use knarr_api::well_known::{ENDPOINT_SLICE_MANAGED_BY, LAST_CHANGE_TRIGGER_TIME, SERVICE_NAME, ZONE};
 use knarr_api::{Kind, ObjectKey, Shared};
 
 use self::hints::{Hints, Preference};
@@ -37,11 +38,7 @@ use crate::pod;
 
 /// Endpoints in one slice (kube-controller-manager's usual number).
 pub const MAX_ENDPOINTS: usize = 100;
-const MANAGED_BY: &str = "endpointslice.kubernetes.io/managed-by";
 const MANAGER: &str = "endpointslice-controller.k8s.io";
-const SERVICE_NAME: &str = "kubernetes.io/service-name";
-const ZONE: &str = "topology.kubernetes.io/zone";
-const TRIGGER_TIME: &str = "endpoints.kubernetes.io/last-change-trigger-time";
 
 /// See the module. Its keys are Services.
 pub struct EndpointSlices;
@@ -169,7 +166,10 @@ fn zone_of(node: &Node) -> Option<&str> {
 }
 
 fn is_ours(meta: &ObjectMeta) -> bool {
-    let manager = meta.labels.as_ref().and_then(|l| l.get(MANAGED_BY));
+    let manager = meta
+        .labels
+        .as_ref()
+        .and_then(|l| l.get(ENDPOINT_SLICE_MANAGED_BY));
     manager.map(String::as_str) == Some(MANAGER)
 }
 
@@ -257,7 +257,7 @@ fn labels(service: &Service) -> BTreeMap<String, String> {
         SERVICE_NAME.into(),
         service.metadata.name.clone().unwrap_or_default(),
     );
-    labels.insert(MANAGED_BY.into(), MANAGER.into());
+    labels.insert(ENDPOINT_SLICE_MANAGED_BY.into(), MANAGER.into());
     labels
 }
 
@@ -409,7 +409,7 @@ fn created(
             generate_name: Some(format!("{}-", service.object().name())),
             namespace: Some(service.object().namespace().to_string()),
             labels: Some(labels.clone()),
-            annotations: trigger.map(|at| [(TRIGGER_TIME.to_string(), at.to_string())].into()),
+            annotations: trigger.map(|at| [(LAST_CHANGE_TRIGGER_TIME.to_string(), at.to_string())].into()),
             owner_references: Some(vec![controller_reference(service.object())]),
             ..ObjectMeta::default()
         },
@@ -438,11 +438,11 @@ fn updated(
     match trigger {
         Some(at) => {
             let annotations = after.metadata.annotations.get_or_insert_default();
-            annotations.insert(TRIGGER_TIME.into(), at.to_string());
+            annotations.insert(LAST_CHANGE_TRIGGER_TIME.into(), at.to_string());
         }
         None => {
             if let Some(annotations) = &mut after.metadata.annotations {
-                annotations.remove(TRIGGER_TIME);
+                annotations.remove(LAST_CHANGE_TRIGGER_TIME);
             }
         }
     }

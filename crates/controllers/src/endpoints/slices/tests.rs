@@ -286,7 +286,10 @@ fn a_slice_has_the_trigger_time_of_its_change() {
     let time = |second| Time(at(second));
     let annotation = |world: &World| {
         let annotations = slices(world)[0].metadata.annotations.clone();
-        annotations.unwrap_or_default().get(TRIGGER_TIME).cloned()
+        annotations
+            .unwrap_or_default()
+            .get(LAST_CHANGE_TRIGGER_TIME)
+            .cloned()
     };
     let ready_since = |n, second| {
         let mut pod = pod_at(n, true);

@@ -7,6 +7,7 @@ use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use knarr_api::k8s_openapi;
 use knarr_api::kinds::pod::{condition, is_ready, is_terminal};
+use knarr_api::well_known::SERVICE_NAME;
 use knarr_apimachinery::labels::Selector;
 use knarr_network::catalog::ServiceKey;
 use knarr_network::proxy::Family;
@@ -17,7 +18,6 @@ use crate::command::columns::some;
 
 /// How many pods, ports or nodes a warning names.
 const NAMED: usize = 4;
-const SERVICE_NAME: &str = "kubernetes.io/service-name";
 
 /// All warnings, causes before their consequences.
 pub fn of_service(

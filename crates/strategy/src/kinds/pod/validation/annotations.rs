@@ -6,13 +6,13 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::core::v1::{AppArmorProfile, Container, PodSpec, SeccompProfile, Toleration};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use knarr_api::kinds::pod::APP_ARMOR_ANNOTATION;
+use knarr_api::well_known::{MIRROR_ANNOTATION, POD_DELETION_COST};
 use knarr_apimachinery::codec;
 use knarr_apimachinery::field::{ErrorList, Path};
 
-use super::{MIRROR_ANNOTATION, every_container, text};
+use super::{every_container, text};
 
 const TOLERATIONS: &str = "scheduler.alpha.kubernetes.io/tolerations";
-const DELETION_COST: &str = "controller.kubernetes.io/pod-deletion-cost";
 pub(in crate::kinds::pod) const SECCOMP_POD: &str = "seccomp.security.alpha.kubernetes.io/pod";
 pub(in crate::kinds::pod) const SECCOMP_CONTAINER: &str = "container.seccomp.security.alpha.kubernetes.io/";
 
@@ -47,10 +47,10 @@ pub(super) fn validate(
             }
         }
     }
-    if let Some(value) = annotations.get(DELETION_COST)
+    if let Some(value) = annotations.get(POD_DELETION_COST)
         && !is_deletion_cost(value)
     {
-        errors.invalid(&path.key(DELETION_COST), value, "must be a 32bit integer");
+        errors.invalid(&path.key(POD_DELETION_COST), value, "must be a 32bit integer");
     }
     for (key, value) in annotations {
         if key == SECCOMP_POD || key.starts_with(SECCOMP_CONTAINER) {

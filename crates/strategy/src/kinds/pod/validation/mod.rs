@@ -41,8 +41,6 @@ pub(super) use update::{validate_ephemeral_containers_update, validate_resize, v
 pub(crate) use volumes::template_metadata;
 pub use volumes::validate_claim_spec;
 
-/// Annotation of a mirror pod, which the kubelet created for a static pod.
-const MIRROR_ANNOTATION: &str = "kubernetes.io/config.mirror";
 /// The empty field path as Kubernetes prints it, for errors about an object as a whole.
 const EMPTY_PATH: &str = "[]";
 

@@ -9,11 +9,12 @@ use knarr_api::kinds::pod::resources::{
     Amounts, RequirementKind, aggregate_containers, amounts, is_extended, is_hugepages, is_native,
     is_overcommit_allowed, is_supported_pod_level_resource,
 };
+use knarr_api::well_known::MIRROR_ANNOTATION;
 use knarr_apimachinery::field::{Cause, ErrorList, FieldError, Path};
 use knarr_apimachinery::names;
 use knarr_apimachinery::quantity::Quantity;
 
-use super::{EMPTY_PATH, MIRROR_ANNOTATION, text};
+use super::{EMPTY_PATH, text};
 use crate::kinds::pod::internal;
 
 /// Standard resource names without a domain, in addition to huge pages.

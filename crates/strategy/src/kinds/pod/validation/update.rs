@@ -12,11 +12,12 @@ use k8s_openapi::api::core::v1::{
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as Wire;
 use knarr_api::kinds::pod::resources::{is_sidecar, qos_class};
 use knarr_api::registry;
+use knarr_api::well_known::MIRROR_ANNOTATION;
 use knarr_apimachinery::field::{Cause, ErrorList, FieldError, Path};
 use knarr_apimachinery::names;
 
 use super::security::shown_or_null;
-use super::{EMPTY_PATH, MIRROR_ANNOTATION, annotations, pod_and_spec, text};
+use super::{EMPTY_PATH, annotations, pod_and_spec, text};
 use crate::kinds::pod::internal;
 
 const UPDATABLE: &str = "pod updates may not change fields other than `spec.containers[*].image`,\
