@@ -12,6 +12,7 @@ use k8s_openapi::api::core::v1::{Event, EventSource, ObjectReference};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use k8s_openapi::jiff::Timestamp;
 use knarr_api::k8s_openapi;
+use knarr_api::kinds::text;
 use knarr_api::registry::{self, Registered};
 use knarr_api::{AnyObject, Kind, Object};
 use knarr_apimachinery::time::seconds;
@@ -93,9 +94,6 @@ struct EventKeys {
 
 impl EventKeys {
     fn of(event: &Event) -> Self {
-        fn text(field: &Option<String>) -> &str {
-            field.as_deref().unwrap_or_default()
-        }
         let about = &event.involved_object;
         let (component, instance) = event
             .source

@@ -15,7 +15,7 @@ use std::net::IpAddr;
 use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::api::networking::v1::{IPAddress, IPAddressSpec, ParentReference, ServiceCIDR};
 use knarr_api::k8s_openapi;
-use knarr_api::kinds::service_ips::{IP_ADDRESS_MANAGER, LABEL_MANAGED_BY, allocated_to};
+use knarr_api::kinds::service_ips::{IP_ADDRESS_MANAGER, LABEL_MANAGED_BY, allocated_to, ranges};
 use knarr_api::registry;
 use knarr_api::{Kind, Object, ObjectKey};
 use knarr_apimachinery::cidr::Cidr;
@@ -108,14 +108,6 @@ fn addresses(object: &Object) -> Vec<IpAddr> {
     object
         .with_typed(|service: &Service| allocated_to(service).0)
         .unwrap_or_default()
-}
-
-fn ranges(cidr: &ServiceCIDR) -> Vec<Cidr> {
-    let texts = cidr.spec.iter().flat_map(|s| s.cidrs.iter().flatten());
-    texts
-        .filter_map(|text| Cidr::parse(text))
-        .map(|c| c.masked())
-        .collect()
 }
 
 /// An IPAddress, reduced to what is compared.

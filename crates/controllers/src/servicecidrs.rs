@@ -11,7 +11,7 @@ use k8s_openapi::api::networking::v1::ServiceCIDR;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use knarr_api::k8s_openapi;
-use knarr_api::kinds::service_ips::allocated_to;
+use knarr_api::kinds::service_ips::{allocated_to, ranges};
 use knarr_api::registry;
 use knarr_api::{Kind, Object, ObjectKey, Shared};
 use knarr_apimachinery::cidr::Cidr;
@@ -102,14 +102,6 @@ impl Controller for ServiceCidrs {
         finalizers.retain(|f| f != FINALIZER);
         vec![Action::update(changed)]
     }
-}
-
-fn ranges(cidr: &ServiceCIDR) -> Vec<Cidr> {
-    let texts = cidr.spec.iter().flat_map(|s| s.cidrs.iter().flatten());
-    texts
-        .filter_map(|text| Cidr::parse(text))
-        .map(|c| c.masked())
-        .collect()
 }
 
 /// Whether a Service has an address that is in this ServiceCIDR and in no other one.

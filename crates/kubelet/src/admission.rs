@@ -5,7 +5,9 @@ use std::borrow::Cow;
 
 use k8s_openapi::api::core::v1::{Container, Node, Pod, Taint, Toleration};
 use knarr_api::k8s_openapi;
+use knarr_api::kinds::pod::is_mirror;
 use knarr_api::kinds::pod::resources::{is_dra_extended, is_extended};
+use knarr_api::well_known::CONFIG_SOURCE;
 
 use crate::node_affinity::matches_affinity;
 use crate::resources::{self, Amounts};
@@ -80,18 +82,14 @@ pub const CRITICAL_PRIORITY: i32 = 2_000_000_000;
 
 /// Whether the pod is critical: static, a mirror pod, or of a system priority (upstream: `IsCriticalPod`).
 pub fn is_critical(pod: &Pod) -> bool {
-    let annotations = pod.metadata.annotations.as_ref();
-    let has = |key: &str| annotations.is_some_and(|a| a.contains_key(key));
     let priority = pod.spec.as_ref().and_then(|s| s.priority);
-    is_static(pod)
-        || has("kubernetes.io/config.mirror")
-        || priority.is_some_and(|priority| priority >= CRITICAL_PRIORITY)
+    is_static(pod) || is_mirror(pod) || priority.is_some_and(|priority| priority >= CRITICAL_PRIORITY)
 }
 
 /// Whether the pod is a static pod.
 pub fn is_static(pod: &Pod) -> bool {
     let annotations = pod.metadata.annotations.as_ref();
-    let source = annotations.and_then(|a| a.get("kubernetes.io/config.source"));
+    let source = annotations.and_then(|a| a.get(CONFIG_SOURCE));
     source.is_some_and(|source| source != "api")
 }
 

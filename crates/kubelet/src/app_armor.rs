@@ -6,6 +6,7 @@ use knarr_api::k8s_openapi;
 use knarr_api::kinds::pod::{APP_ARMOR_ANNOTATION, app_armor_profile};
 
 use crate::admission::Rejection;
+use crate::guaranteed::containers;
 
 /// The container's own profile, else the deprecated annotation (static pods may have only that), else the pod's.
 pub fn profile(pod: &Pod, container: &Container) -> Option<AppArmorProfile> {
@@ -18,12 +19,6 @@ pub fn profile(pod: &Pod, container: &Container) -> Option<AppArmorProfile> {
             annotations.get(&name).and_then(|text| app_armor_profile(text))
         })
         .or_else(|| of_pod.and_then(|c| c.app_armor_profile.clone()))
-}
-
-/// Init and app containers.
-fn containers(pod: &Pod) -> impl Iterator<Item = &Container> {
-    let spec = pod.spec.iter();
-    spec.flat_map(|s| s.init_containers.iter().flatten().chain(&s.containers))
 }
 
 /// Whether the pod requests an AppArmor profile.

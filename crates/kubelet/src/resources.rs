@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::core::v1::{Container, Pod, ResourceRequirements};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as Wire;
 use knarr_api::k8s_openapi;
-use knarr_api::kinds::pod::resources::{RequirementKind, pod_resources};
+use knarr_api::kinds::pod::resources::{RequirementKind, is_sidecar, pod_resources};
 use knarr_apimachinery::quantity::Quantity;
 
 /// Amounts by resource name.
@@ -39,10 +39,6 @@ fn raise(to: &mut Amounts, least: &Amounts) {
         let most = to.entry(name.clone()).or_default();
         *most = (*most).max(*value);
     }
-}
-
-fn is_sidecar(container: &Container) -> bool {
-    container.restart_policy.as_deref() == Some("Always")
 }
 
 /// The most that all containers need at a time: those that run at the same time, or one init container with the sidecars

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use k8s_openapi::api::core::v1::SELinuxOptions;
+use knarr_api::kinds::text;
 
 use super::{Check, ContainerView, Level, Subject, Violation, containers, plural, quoted, setters};
 
@@ -99,9 +100,6 @@ fn app_armor(subject: &Subject<'_>) -> Option<Violation> {
 }
 
 fn se_linux(subject: &Subject<'_>, types: &[&str]) -> Option<Violation> {
-    fn text(of: &Option<String>) -> &str {
-        of.as_deref().unwrap_or("")
-    }
     let bad = |options: &SELinuxOptions| {
         !types.contains(&text(&options.type_))
             || !text(&options.user).is_empty()

@@ -101,6 +101,6 @@ api_types! {
 }
 
 /// The value of an optional string field; empty if it is absent, as in Go.
-fn text(value: &Option<String>) -> &str {
+pub fn text(value: &Option<String>) -> &str {
     value.as_deref().unwrap_or("")
 }

@@ -1,13 +1,24 @@
-//! The cluster IPs and node ports of Services.
+//! The cluster IPs and node ports of Services, and the ranges of ServiceCIDRs.
 
 use std::net::IpAddr;
 
 use k8s_openapi::api::core::v1::Service;
+use k8s_openapi::api::networking::v1::ServiceCIDR;
+use knarr_apimachinery::cidr::Cidr;
 
 /// The label of an IPAddress that names the controller that manages it.
 pub const LABEL_MANAGED_BY: &str = "ipaddress.kubernetes.io/managed-by";
 /// The value of the label on the IPAddresses of cluster IPs.
 pub const IP_ADDRESS_MANAGER: &str = "ipallocator.k8s.io";
+
+/// The ranges of a ServiceCIDR, of one family each.
+pub fn ranges(cidr: &ServiceCIDR) -> Vec<Cidr> {
+    let texts = cidr.spec.iter().flat_map(|s| s.cidrs.iter().flatten());
+    texts
+        .filter_map(|text| Cidr::parse(text))
+        .map(|c| c.masked())
+        .collect()
+}
 
 /// The cluster IPs and node ports that are allocated to a service; its deletion releases them.
 pub fn allocated_to(service: &Service) -> (Vec<IpAddr>, Vec<i32>) {

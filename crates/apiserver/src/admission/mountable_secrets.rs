@@ -4,11 +4,11 @@
 use std::collections::BTreeSet;
 
 use k8s_openapi::api::core::v1::{EnvFromSource, EnvVar, Pod, PodSpec, ServiceAccount, Volume};
+use knarr_api::kinds::pod::is_mirror;
 use knarr_api::well_known::ENFORCE_MOUNTABLE_SECRETS;
 use knarr_api::{k8s_openapi, registry};
 use knarr_apimachinery::Error;
 
-use super::service_account::is_mirror;
 use super::{Admission, Attributes, Operation};
 
 pub(super) fn validate(admission: &Admission, attributes: &Attributes<'_>, pod: &Pod) -> Result<(), Error> {

@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::core::v1::{Pod, PodSpec, Toleration};
 use k8s_openapi::api::node::v1::{RuntimeClass, Scheduling};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as Wire;
+use knarr_api::kinds::text;
 use knarr_api::{k8s_openapi, registry};
 use knarr_apimachinery::Error;
 use knarr_apimachinery::quantity::Quantity;
@@ -103,27 +104,24 @@ fn merge_tolerations(all: Vec<Toleration>) -> Vec<Toleration> {
 
 /// Whether `other` tolerates everything that `one` tolerates (isSuperset in pkg/util/tolerations).
 fn is_superset(other: &Toleration, one: &Toleration) -> bool {
-    fn of(text: &Option<String>) -> &str {
-        text.as_deref().unwrap_or("")
-    }
     if other == one {
         return true;
     }
-    let exists = of(&other.operator) == "Exists";
-    if of(&one.key) != of(&other.key) && !(of(&other.key).is_empty() && exists) {
+    let exists = text(&other.operator) == "Exists";
+    if text(&one.key) != text(&other.key) && !(text(&other.key).is_empty() && exists) {
         return false;
     }
-    if of(&one.effect) != of(&other.effect) && !of(&other.effect).is_empty() {
+    if text(&one.effect) != text(&other.effect) && !text(&other.effect).is_empty() {
         return false;
     }
-    if of(&other.effect) == "NoExecute"
+    if text(&other.effect) == "NoExecute"
         && let Some(most) = other.toleration_seconds
         && one.toleration_seconds.is_none_or(|seconds| seconds > most)
     {
         return false;
     }
-    match of(&other.operator) {
-        "Equal" | "" => of(&one.operator) == "Equal" && of(&one.value) == of(&other.value),
+    match text(&other.operator) {
+        "Equal" | "" => text(&one.operator) == "Equal" && text(&one.value) == text(&other.value),
         "Exists" => true,
         _ => false,
     }

@@ -5,7 +5,7 @@ use k8s_openapi::api::core::v1::{
     ObjectFieldSelector, Pod, ProjectedVolumeSource, ServiceAccount, ServiceAccountTokenProjection, Volume,
     VolumeMount, VolumeProjection,
 };
-use knarr_api::well_known::MIRROR_ANNOTATION;
+use knarr_api::kinds::pod::is_mirror;
 use knarr_api::{k8s_openapi, registry};
 use knarr_apimachinery::Error;
 
@@ -54,12 +54,6 @@ pub(super) fn mutate(admission: &Admission, namespace: &str, pod: &mut Pod) -> R
         mount_token(admission, pod);
     }
     Ok(())
-}
-
-/// Whether the pod is a mirror pod: the API's copy of a static pod.
-pub(super) fn is_mirror(pod: &Pod) -> bool {
-    let annotations = pod.metadata.annotations.as_ref();
-    annotations.is_some_and(|a| a.contains_key(MIRROR_ANNOTATION))
 }
 
 fn mount_token(admission: &Admission, pod: &mut Pod) {

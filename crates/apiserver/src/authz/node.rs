@@ -15,7 +15,8 @@ use k8s_openapi::api::core::v1::{PersistentVolume, Pod};
 use k8s_openapi::api::resource::v1::ResourceSlice;
 use k8s_openapi::api::storage::v1::VolumeAttachment;
 use knarr_api::kinds::persistent_volume::LOCAL_NODE;
-use knarr_api::well_known::{MIRROR_ANNOTATION, NODE_LEASE_NAMESPACE};
+use knarr_api::kinds::pod::is_mirror;
+use knarr_api::well_known::NODE_LEASE_NAMESPACE;
 use knarr_api::{Object, k8s_openapi, registry};
 use knarr_apimachinery::ids::NodeName;
 
@@ -177,7 +178,7 @@ pub(crate) fn is_on(cache: &Cache, node: &NodeName, namespace: &str, name: &str)
         .is_some_and(|o| o.field("spec.nodeName").ok().as_deref() == Some(node.as_str()))
 }
 
-/// Whether a pod of the node fulfils `condition`.
+/// Whether a pod of the node fulfils `condition`. Mirror pods give their node access to nothing.
 fn any_pod(cache: &Cache, node: &NodeName, namespace: &str, condition: impl Fn(&Pod) -> bool) -> bool {
     let Ok(pods) = cache.of(&registry::POD) else {
         return false;
@@ -188,11 +189,6 @@ fn any_pod(cache: &Cache, node: &NodeName, namespace: &str, condition: impl Fn(&
         !found
     });
     found
-}
-
-fn is_mirror(pod: &Pod) -> bool {
-    let annotations = pod.metadata.annotations.as_ref();
-    annotations.is_some_and(|a| a.contains_key(MIRROR_ANNOTATION))
 }
 
 /// The names of the claims of a pod's volumes.

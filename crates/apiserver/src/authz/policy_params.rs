@@ -6,6 +6,7 @@ use k8s_openapi::api::admissionregistration::v1::{
     MutatingAdmissionPolicy, MutatingAdmissionPolicyBinding, ParamKind, ParamRef, ValidatingAdmissionPolicy,
     ValidatingAdmissionPolicyBinding,
 };
+use knarr_api::kinds::text;
 use knarr_api::{AnyObject, Kind, Object, k8s_openapi, registry};
 use knarr_apimachinery::field::{ErrorList, Path};
 
@@ -166,10 +167,6 @@ fn resource_of(cache: &Cache, kind: Option<&ParamKind>) -> (String, String) {
         .by_kind(version, text(&kind.kind))
         .map_or_else(|| "*".to_string(), |k| k.plural().to_string());
     (group.to_string(), resource)
-}
-
-fn text(value: &Option<String>) -> &str {
-    value.as_deref().unwrap_or("")
 }
 
 /// A user as Go prints it with `%v`.

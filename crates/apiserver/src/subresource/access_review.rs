@@ -7,6 +7,7 @@ use k8s_openapi::api::authorization::v1::{
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use knarr_api::k8s_openapi;
+use knarr_api::kinds::text;
 use knarr_apimachinery::codec;
 use knarr_apimachinery::error::ResourceRef;
 use knarr_apimachinery::field::{ErrorList, Path};
@@ -159,9 +160,6 @@ impl Pipeline {
         resource: Option<&ResourceAttributes>,
         path: Option<&NonResourceAttributes>,
     ) -> SubjectAccessReviewStatus {
-        fn of(text: &Option<String>) -> &str {
-            text.as_deref().unwrap_or("")
-        }
         let mut evaluation_errors = Vec::new();
         let fields = resource.and_then(|r| r.field_selector.as_ref());
         let fields = fields
@@ -173,19 +171,19 @@ impl Pipeline {
             .unwrap_or_default();
         let attributes = match (resource, path) {
             (Some(r), _) => Attributes {
-                verb: of(&r.verb),
-                group: of(&r.group),
-                resource: of(&r.resource),
-                subresource: of(&r.subresource),
-                namespace: of(&r.namespace),
-                name: of(&r.name),
+                verb: text(&r.verb),
+                group: text(&r.group),
+                resource: text(&r.resource),
+                subresource: text(&r.subresource),
+                namespace: text(&r.namespace),
+                name: text(&r.name),
                 path: None,
                 field_selector: &fields,
                 label_selector: &labels,
             },
             (None, Some(p)) => Attributes {
-                verb: of(&p.verb),
-                path: Some(of(&p.path)),
+                verb: text(&p.verb),
+                path: Some(text(&p.path)),
                 ..Attributes::default()
             },
             (None, None) => Attributes::default(),

@@ -2,8 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use k8s_openapi::api::core::v1::{Container, Pod};
+use k8s_openapi::api::core::v1::Pod;
 use knarr_api::k8s_openapi;
+use knarr_api::kinds::pod::resources::is_sidecar;
 use knarr_apimachinery::ids::PodUid;
 
 use super::options::{Allocation, ContainerOptions};
@@ -127,8 +128,4 @@ impl Assigned {
         }
         reusable
     }
-}
-
-fn is_sidecar(container: &Container) -> bool {
-    container.restart_policy.as_deref() == Some("Always")
 }

@@ -3,7 +3,7 @@
 
 use super::message::{response_flags, write_opt};
 use super::name::Name;
-use super::query::{FLAG_RESPONSE, FLAG_TRUNCATED, HEADER_BYTES, Query, skip_name};
+use super::query::{FLAG_RESPONSE, FLAG_TRUNCATED, HEADER_BYTES, Query, number, skip_name};
 use super::{record_type, response_code};
 
 mod combined;
@@ -77,11 +77,6 @@ pub struct Reply {
     question_bytes: usize,
     pub lifetime_seconds: u32,
     pub is_truncated: bool,
-}
-
-fn number(bytes: &[u8], at: usize) -> Option<u16> {
-    let two = bytes.get(at..at.checked_add(2)?)?;
-    Some(u16::from_be_bytes([two[0], two[1]]))
 }
 
 fn long(bytes: &[u8], at: usize) -> Option<u32> {

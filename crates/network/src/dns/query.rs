@@ -63,7 +63,8 @@ pub enum Rejected<'a> {
     Question { query: Query<'a>, code: u16 },
 }
 
-fn number(bytes: &[u8], at: usize) -> Option<u16> {
+/// The 16 bits at `at`; `None` if the message ends before.
+pub(super) fn number(bytes: &[u8], at: usize) -> Option<u16> {
     let two = bytes.get(at..at.checked_add(2)?)?;
     Some(u16::from_be_bytes([two[0], two[1]]))
 }

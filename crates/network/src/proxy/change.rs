@@ -21,6 +21,14 @@ impl Family {
         }
     }
 
+    /// As in `ipFamilies` of Services.
+    pub fn api_name(self) -> &'static str {
+        match self {
+            Family::V4 => "IPv4",
+            Family::V6 => "IPv6",
+        }
+    }
+
     /// As `nft` names it.
     pub fn name(self) -> &'static str {
         match self {

@@ -14,14 +14,6 @@ use super::transaction::FAMILIES;
 const FAMILY: &[&str] = &["ip_family"];
 const CODE: &[&str] = &["code"];
 
-/// As the API names it.
-fn family_name(family: Family) -> &'static str {
-    match family {
-        Family::V4 => "IPv4",
-        Family::V6 => "IPv6",
-    }
-}
-
 /// A commit that was made.
 pub(super) struct Synced {
     pub took: Duration,
@@ -163,7 +155,7 @@ impl Metrics {
             false => &self.partial_sync_seconds,
         };
         let seconds = synced.took.as_secs_f64();
-        for family in FAMILIES.map(family_name) {
+        for family in FAMILIES.map(Family::api_name) {
             of_family(&self.sync_seconds, family).observe(seconds);
             of_family(of_kind, family).observe(seconds);
             let programming = of_family(&self.programming_seconds, family);
@@ -175,14 +167,14 @@ impl Metrics {
 
     /// A commit or a comparison failed.
     pub fn failed(&self) {
-        for family in FAMILIES.map(family_name) {
+        for family in FAMILIES.map(Family::api_name) {
             self.sync_failures.with_label_values(&[family]).inc();
         }
     }
 
     /// Stale flows were deleted.
     pub fn reconciled(&self, family: Family, took: Duration, deleted: usize) {
-        let family = family_name(family);
+        let family = family.api_name();
         of_family(&self.reconcile_seconds, family).observe(took.as_secs_f64());
         let deleted_flows = self.deleted_flows.with_label_values(&[family]);
         deleted_flows.inc_by(deleted as u64);
@@ -207,7 +199,7 @@ fn of_family(series: &HistogramVec, family: &str) -> Histogram {
 }
 
 fn set_for_both(series: &GaugeVec, now: Timestamp) {
-    for family in FAMILIES.map(family_name) {
+    for family in FAMILIES.map(Family::api_name) {
         let gauge = series.with_label_values(&[family]);
         gauge.set(now.as_nanosecond() as f64 / 1e9);
     }

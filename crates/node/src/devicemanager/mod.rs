@@ -22,6 +22,7 @@ use knarr_client::metrics::{self, Histogram};
 use knarr_kubelet::admission::Rejection;
 use knarr_kubelet::devicemanager as devices;
 use knarr_kubelet::devicemanager::{Capacity, Choice, ContainerOptions, DeviceManager, Request};
+use knarr_kubelet::guaranteed::containers;
 use knarr_kubelet::topologymanager::NumaMask;
 use parking_lot::Mutex;
 use tokio::sync::{Notify, mpsc};
@@ -460,11 +461,6 @@ impl Devices {
             self.changed.notify_one();
         }
     }
-}
-
-fn containers(pod: &Pod) -> impl Iterator<Item = &Container> {
-    let spec = pod.spec.iter();
-    spec.flat_map(|s| s.init_containers.iter().flatten().chain(&s.containers))
 }
 
 fn validate(resource: &str, versions: &[String]) -> Result<(), RegistrationError> {

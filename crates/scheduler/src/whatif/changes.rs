@@ -7,10 +7,10 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::api::scheduling::v1::PriorityClass;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
-use knarr_api::kinds::pod::{HARD, PREEMPTION_BUDGETS, has_hard_budgets, is_terminal};
+use knarr_api::kinds::pod::{HARD, PREEMPTION_BUDGETS, has_hard_budgets, is_mirror, is_terminal};
 use knarr_api::kinds::template::deep_copy;
 use knarr_api::registry::Registered;
-use knarr_api::well_known::{MIRROR_ANNOTATION, ZONE};
+use knarr_api::well_known::ZONE;
 use knarr_api::{Object, Shared, k8s_openapi};
 use knarr_apimachinery::ids::{NodeName, PodUid};
 
@@ -31,9 +31,7 @@ impl Snapshot {
         }
         for pod in self.on(name) {
             let owner = controller(pod.metadata.owner_references.as_ref());
-            let annotations = pod.metadata.annotations.as_ref();
-            let stays = owner.is_some_and(|o| o.kind == "DaemonSet")
-                || annotations.is_some_and(|a| a.contains_key(MIRROR_ANNOTATION));
+            let stays = owner.is_some_and(|o| o.kind == "DaemonSet") || is_mirror(&pod);
             if stays {
                 continue;
             }

@@ -8,6 +8,7 @@ use std::net::IpAddr;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, LabelSelector, ObjectMeta};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+pub use knarr_api::kinds::text;
 use knarr_apimachinery::cidr::Cidr;
 use knarr_apimachinery::field::{ErrorList, Path, Shown};
 use knarr_apimachinery::{codec, names};
@@ -70,11 +71,6 @@ pub fn json_selector(selector: &LabelSelector) -> String {
         parts.push(format!("\"matchExpressions\":[{}]", shown.join(",")));
     }
     format!("{{{}}}", parts.join(","))
-}
-
-/// The value of an optional string field; empty if it is absent, as in Go.
-pub fn text(value: &Option<String>) -> &str {
-    value.as_deref().unwrap_or("")
 }
 
 pub fn dns_label(errors: &mut ErrorList, path: &Path, value: &str) {

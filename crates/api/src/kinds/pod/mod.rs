@@ -20,7 +20,7 @@ pub use preemption::{
     CROSS_NODE_PREEMPTION, HARD, PREEMPTION_BUDGETS, UnknownValue, has_hard_budgets,
     requests_cross_node_preemption, unknown_preemption_values,
 };
-pub use state::{DISRUPTION_TARGET, condition, is_ready, node_name, phase, ready_since};
+pub use state::{DISRUPTION_TARGET, condition, is_mirror, is_ready, node_name, phase, ready_since};
 
 /// Decodes a pod that is not from the API, as [`codec::read`] does, with its strict errors.
 ///

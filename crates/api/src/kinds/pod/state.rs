@@ -3,6 +3,8 @@
 use k8s_openapi::api::core::v1::{Pod, PodCondition};
 use k8s_openapi::jiff::Timestamp;
 
+use crate::well_known::MIRROR_ANNOTATION;
+
 /// The condition of a pod that a component is about to delete because of a disruption (KEP-3329).
 pub const DISRUPTION_TARGET: &str = "DisruptionTarget";
 
@@ -14,6 +16,12 @@ pub fn phase(pod: &Pod) -> &str {
 pub fn condition<'a>(pod: &'a Pod, type_: &str) -> Option<&'a PodCondition> {
     let conditions = pod.status.as_ref()?.conditions.as_ref()?;
     conditions.iter().find(|c| c.type_ == type_)
+}
+
+/// Whether the pod is a mirror pod: the API's copy of a static pod.
+pub fn is_mirror(pod: &Pod) -> bool {
+    let annotations = pod.metadata.annotations.as_ref();
+    annotations.is_some_and(|a| a.contains_key(MIRROR_ANNOTATION))
 }
 
 pub fn is_ready(pod: &Pod) -> bool {

@@ -15,9 +15,7 @@ use knarr_network::proxy::{Family, Proxy};
 
 use super::names;
 use super::objects::{NetworkObjects, addresses_of, name_of};
-use super::service_report::{
-    Connections, EndpointReport, FrontendReport, PortReport, ServiceReport, family_name,
-};
+use super::service_report::{Connections, EndpointReport, FrontendReport, PortReport, ServiceReport};
 use super::warnings;
 use crate::command::Failure;
 
@@ -225,7 +223,7 @@ fn ports_of(
             name: port.name.to_string(),
             port: port.port,
             protocol: port.protocol.name(),
-            family: family_name(port.family),
+            family: port.family.api_name(),
             topology: match port.topology {
                 Topology::Anywhere => "Anywhere",
                 Topology::SameZone => "SameZone",

@@ -3,7 +3,6 @@
 use std::net::IpAddr;
 
 use ipnet::IpNet;
-use knarr_network::proxy::Family;
 use knarr_network::proxy::frontend::Frontend;
 use serde::Serialize;
 
@@ -107,12 +106,4 @@ pub struct EndpointReport {
 pub struct KernelReport {
     pub in_step: bool,
     pub message: String,
-}
-
-/// As in `ipFamilies`.
-pub fn family_name(family: Family) -> &'static str {
-    match family {
-        Family::V4 => "IPv4",
-        Family::V6 => "IPv6",
-    }
 }

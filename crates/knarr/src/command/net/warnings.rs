@@ -13,7 +13,7 @@ use knarr_network::catalog::ServiceKey;
 use knarr_network::proxy::Family;
 
 use super::objects::{NetworkObjects, name_of, phase, pod_addresses};
-use super::service_report::{PortReport, ServiceReport, family_name};
+use super::service_report::{PortReport, ServiceReport};
 use crate::command::columns::some;
 
 /// How many pods, ports or nodes a warning names.
@@ -222,7 +222,7 @@ fn of_families(slices: &[&EndpointSlice], spec: &core::ServiceSpec, found: &mut 
     let ips = spec.cluster_ips.iter().flatten();
     let families: BTreeSet<&str> = ips
         .filter_map(|ip| ip.parse().ok())
-        .map(|ip| family_name(Family::of(ip)))
+        .map(|ip| Family::of(ip).api_name())
         .collect();
     let with_endpoints = slices
         .iter()

@@ -5,6 +5,7 @@
 use k8s_openapi::api::core::v1::{Container, ContainerState, ContainerStateTerminated, ContainerStatus, Pod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
+use knarr_api::kinds::pod::phase;
 
 use crate::table::{self, Cell, Column, RowCondition};
 
@@ -63,10 +64,6 @@ pub fn finished(pod: &Pod) -> Option<RowCondition> {
         reason,
         message,
     })
-}
-
-fn phase(pod: &Pod) -> &str {
-    pod.status.as_ref().and_then(|s| s.phase.as_deref()).unwrap_or("")
 }
 
 fn is_true(pod: &Pod, condition: &str) -> bool {

@@ -15,6 +15,7 @@ mod warnings;
 use k8s_openapi::api::core::v1::{Container, EphemeralContainer, Pod};
 use k8s_openapi::jiff::Timestamp;
 use knarr_api::kinds::pod::is_terminal;
+use knarr_api::kinds::text;
 use knarr_apimachinery::field::ErrorList;
 
 use crate::table::{Cell, Column};
@@ -91,11 +92,6 @@ impl Strategy for Pod {
             Part::Main | Part::Other(_) => MetadataChecks::BOTH,
         }
     }
-}
-
-/// The value of an optional string field; empty if it is absent.
-fn text(field: &Option<String>) -> &str {
-    field.as_deref().unwrap_or("")
 }
 
 /// An ephemeral container as a Container, without `targetContainerName`.

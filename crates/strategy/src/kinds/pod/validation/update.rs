@@ -10,9 +10,9 @@ use k8s_openapi::api::core::v1::{
     Container, NodeAffinity, NodeSelectorTerm, Pod, PodSpec, PodStatus, ResourceRequirements, Toleration,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as Wire;
+use knarr_api::kinds::pod::is_mirror;
 use knarr_api::kinds::pod::resources::{is_sidecar, qos_class};
 use knarr_api::registry;
-use knarr_api::well_known::MIRROR_ANNOTATION;
 use knarr_apimachinery::field::{Cause, ErrorList, FieldError, Path};
 use knarr_apimachinery::names;
 
@@ -310,13 +310,6 @@ pub(in crate::kinds::pod) fn validate_ephemeral_containers_update(pod: &Pod, old
         }
     }
     errors
-}
-
-fn is_mirror(pod: &Pod) -> bool {
-    pod.metadata
-        .annotations
-        .as_ref()
-        .is_some_and(|a| a.contains_key(MIRROR_ANNOTATION))
 }
 
 pub(in crate::kinds::pod) fn validate_resize(pod: &Pod, old: &Pod) -> ErrorList {
