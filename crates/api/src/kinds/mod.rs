@@ -10,6 +10,7 @@ use crate::api_type::ApiType;
 mod certificate_signing_request;
 mod daemon_set;
 mod deployment;
+pub mod endpoint_slice;
 mod event;
 mod events_event;
 mod horizontal_pod_autoscaler;

@@ -11,6 +11,7 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1 as core;
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use knarr_api::k8s_openapi;
+use knarr_api::kinds::endpoint_slice::has_ready;
 use knarr_api::registry::Registered;
 use knarr_client::informer::{self, Scope};
 use knarr_client::{Api, Store};
@@ -95,7 +96,7 @@ impl WatchedSlices {
         slices
             .iter()
             .filter_map(|slice| slice.get::<EndpointSlice>())
-            .any(|slice| offers(slice, pod))
+            .any(|slice| has_ready(slice, pod))
     }
 }
 
@@ -146,15 +147,6 @@ impl Endpoints {
     }
 }
 
-/// An unset condition counts as ready.
-fn offers(slice: &EndpointSlice, pod: &core::Pod) -> bool {
-    slice.endpoints.iter().flatten().any(|endpoint| {
-        let about = endpoint.target_ref.as_ref();
-        let ready = endpoint.conditions.as_ref().and_then(|c| c.ready);
-        about.is_some_and(|r| r.uid.is_some() && r.uid == pod.metadata.uid) && ready != Some(false)
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use k8s_openapi::jiff::Timestamp;
@@ -182,7 +174,7 @@ mod tests {
         ] {
             let slice = json!({"metadata": {}, "addressType": "IPv4", "endpoints": [endpoint]});
             let slice: EndpointSlice = serde_json::from_value(slice).unwrap();
-            assert_eq!(offers(&slice, &pod), want, "{slice:?}");
+            assert_eq!(has_ready(&slice, &pod), want, "{slice:?}");
         }
     }
 

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{Pod, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
+use knarr_api::kinds::endpoint_slice::has_ready;
 use knarr_api::well_known::SERVICE_NAME;
 use knarr_api::{Object, k8s_openapi};
 
@@ -51,15 +52,6 @@ fn selects(service: &Service, pod: &Pod) -> bool {
         && selector
             .iter()
             .all(|(key, value)| labels.and_then(|l| l.get(key)) == Some(value))
-}
-
-/// An unset condition counts as ready.
-fn has_ready(slice: &EndpointSlice, pod: &Pod) -> bool {
-    slice.endpoints.iter().flatten().any(|endpoint| {
-        let about = endpoint.target_ref.as_ref();
-        let ready = endpoint.conditions.as_ref().and_then(|c| c.ready);
-        about.is_some_and(|r| r.uid.is_some() && r.uid == pod.metadata.uid) && ready != Some(false)
-    })
 }
 
 #[cfg(test)]
