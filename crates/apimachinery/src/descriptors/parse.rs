@@ -22,7 +22,7 @@ impl Table {
             } else if let Some(package) = package(line) {
                 of_package = package;
             } else {
-                types.push(table.type_of(of_package, line));
+                types.push(table.type_of(of_package.0, of_package.1, line));
             }
         }
         table.types = types;
@@ -52,7 +52,8 @@ impl Table {
 
     fn type_of(
         &self,
-        (package, published_package): (&'static str, &'static str),
+        package: &'static str,
+        published_package: &'static str,
         line: &'static str,
     ) -> TypeDescriptor {
         let mut words = line.split(' ');

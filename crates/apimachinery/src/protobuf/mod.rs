@@ -100,7 +100,7 @@ fn read_message(message: Message, bytes: &[u8], depth: usize) -> Result<Value, E
         let Some(field) = message.field(number) else {
             continue;
         };
-        read_field(message, (number, field), wire, depth, &mut object)?;
+        read_field(message, number, field, wire, depth, &mut object)?;
     }
     Ok(match message.shape() {
         Shape::Object => Value::Object(object),
@@ -120,7 +120,8 @@ fn either(mut object: Map<String, Value>) -> Value {
 
 fn read_field(
     message: Message,
-    (number, field): (u32, Field),
+    number: u32,
+    field: Field,
     wire: Wire<'_>,
     depth: usize,
     object: &mut Map<String, Value>,

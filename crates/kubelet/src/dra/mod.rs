@@ -198,7 +198,8 @@ impl Claims {
         &self,
         pod: &Pod,
         container: &Container,
-        (health, now): (&DevicesHealth, Timestamp),
+        health: &DevicesHealth,
+        now: Timestamp,
     ) -> Result<Vec<ResourceStatus>, ClaimError> {
         let namespace = pod.metadata.namespace.as_deref().unwrap_or("");
         let named = container.resources.iter().flat_map(|r| r.claims.iter().flatten());

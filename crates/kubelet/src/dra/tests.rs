@@ -151,8 +151,10 @@ fn l4_a_container_gets_the_devices_of_the_requests_that_it_names() {
         let pod = pod("1", json!([{"name": "x", "resourceClaimName": "c"}]), container);
         let container = &pod.spec.as_ref().unwrap().containers[0];
         assert_eq!(claims.cdi_devices(&pod, container).unwrap(), want);
-        let health = (&DevicesHealth::default(), Timestamp::UNIX_EPOCH);
-        let status = claims.resources_status(&pod, container, health).unwrap();
+        let health = DevicesHealth::default();
+        let status = claims
+            .resources_status(&pod, container, &health, Timestamp::UNIX_EPOCH)
+            .unwrap();
         let ids = status.iter().flat_map(|s| s.resources.iter().flatten());
         let mut ids: Vec<_> = ids.map(|r| r.resource_id.as_str()).collect();
         ids.sort_unstable();

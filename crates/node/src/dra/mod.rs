@@ -86,7 +86,8 @@ impl Dra {
     pub fn new(
         root: &Path,
         files: Pool,
-        (api, node): (Arc<dyn Api>, NodeName),
+        api: Arc<dyn Api>,
+        node: NodeName,
         clock: Arc<dyn Clock>,
         health_changed: mpsc::UnboundedSender<PodUid>,
     ) -> Self {
@@ -248,9 +249,7 @@ impl Dra {
     ) -> Result<Vec<ResourceStatus>, ClaimError> {
         let health = self.health.devices.lock().clone();
         let now = self.health.clock.now();
-        self.claims
-            .lock()
-            .resources_status(pod, container, (&health, now))
+        self.claims.lock().resources_status(pod, container, &health, now)
     }
 
     /// The CDI devices of a container.

@@ -52,11 +52,7 @@ pub(super) struct StartAnnouncements {
 }
 
 impl StartAnnouncements {
-    pub fn new(
-        (api, own_node): (Arc<dyn Api>, Arc<OwnNode>),
-        bound: BoundPods,
-        volumes: Arc<Volumes>,
-    ) -> Self {
+    pub fn new(api: Arc<dyn Api>, own_node: Arc<OwnNode>, bound: BoundPods, volumes: Arc<Volumes>) -> Self {
         StartAnnouncements {
             api,
             own_node,

@@ -204,10 +204,7 @@ impl Launcher {
         }
         let mut mounts = Vec::new();
         for (index, mount) in spec.volume_mounts.iter().flatten().enumerate() {
-            let mounted = self
-                .volumes
-                .mounted(pod, name, (index, mount), &environment)
-                .await;
+            let mounted = self.volumes.mounted(pod, name, index, mount, &environment).await;
             mounts.push(mounted?);
         }
         let uid = pod.metadata.uid.as_deref().unwrap_or("");

@@ -320,7 +320,8 @@ impl Parts {
         let pods = BoundPods::new(pods);
         let parts = Parts {
             announcements: Arc::new(StartAnnouncements::new(
-                (api.clone(), own_node.clone()),
+                api.clone(),
+                own_node.clone(),
                 pods.clone(),
                 volumes.clone(),
             )),
@@ -391,7 +392,8 @@ impl Parts {
         let workers = Workers::new(Arc::new(context), self.pods.clone(), rereads, cancel);
         let shutdown = shutdown::Runner::new(
             self.config.clone(),
-            (self.events.clone(), self.conditions.clone()),
+            self.events.clone(),
+            self.conditions.clone(),
             self.clock.clone(),
             pod_terminated,
         );
@@ -400,7 +402,8 @@ impl Parts {
             self.manifests(),
             shutdown,
             self.pods.clone(),
-            (runtime, self.clock.clone()),
+            runtime,
+            self.clock.clone(),
             snapshot,
         );
         self.spawn_reclaiming_loops(&mut tasks, meter);
@@ -457,8 +460,8 @@ impl Parts {
     }
 
     fn lease_renewal(&self) -> LeaseRenewal {
-        let cluster = (self.api.clone(), self.clock.clone());
-        LeaseRenewal::new(self.config.clone(), cluster, self.trust.clone())
+        let (api, clock) = (self.api.clone(), self.clock.clone());
+        LeaseRenewal::new(self.config.clone(), api, clock, self.trust.clone())
     }
 
     /// Starts the resource managers of a host, and what registers plugins.
@@ -471,8 +474,9 @@ impl Parts {
         if self.config.machine.is_host() {
             self.managers.start(&self.conditions).await;
             let (runtime, root) = (self.runtime.clone(), self.config.root_dir.clone());
-            let health = (health, self.pod_events.clone());
-            self.managers.spawn_loops(tasks, runtime, root, plugins(), health);
+            let pod_events = self.pod_events.clone();
+            self.managers
+                .spawn_loops(tasks, runtime, root, plugins(), health, pod_events);
         } else if fake_host.is_some_and(|host| host.has_fake_plugins()) {
             tasks.spawn(plugins().run());
         }

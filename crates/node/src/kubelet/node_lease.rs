@@ -30,7 +30,8 @@ pub(super) struct LeaseRenewal {
 impl LeaseRenewal {
     pub fn new(
         config: Arc<Config>,
-        (api, clock): (Arc<dyn Api>, Arc<dyn Clock>),
+        api: Arc<dyn Api>,
+        clock: Arc<dyn Clock>,
         trust: Arc<LeaseTrust>,
     ) -> Self {
         LeaseRenewal {

@@ -25,7 +25,8 @@ pub(super) enum PullError {
 
 /// Pulls with each of the matching credentials in turn; the last error if none works.
 pub(super) async fn pull(
-    (api, runtime): (&dyn Api, &PodRuntime),
+    api: &dyn Api,
+    runtime: &PodRuntime,
     pod: &core::Pod,
     name: &str,
     sandbox: &PodSandboxConfig,

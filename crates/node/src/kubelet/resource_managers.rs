@@ -55,9 +55,9 @@ impl ResourceManagers {
     ) -> (Self, mpsc::UnboundedReceiver<PodUid>) {
         let (health_changed, health) = mpsc::unbounded_channel();
         let root = &config.root_dir;
-        let cluster = (api, config.node_name.clone());
+        let node_name = config.node_name.clone();
         let changed = health_changed.clone();
-        let dra = Dra::new(root, files.clone(), cluster, Arc::new(steady), changed);
+        let dra = Dra::new(root, files.clone(), api, node_name, Arc::new(steady), changed);
         let devices = Devices::new(root, files.clone(), Arc::new(steady), health_changed);
         let (configuration, capacity) = (&config.configuration, &node.capacity);
         let containers = ContainerManager::new(root, files.clone(), devices.clone(), configuration, capacity);
@@ -91,7 +91,8 @@ impl ResourceManagers {
         runtime: Arc<dyn Runtime>,
         root: PathBuf,
         plugins: Arc<Watcher>,
-        (health, pod_events): (mpsc::UnboundedReceiver<PodUid>, PodEvents),
+        health: mpsc::UnboundedReceiver<PodUid>,
+        pod_events: PodEvents,
     ) {
         tasks.spawn(reconcile::run(
             self.containers.clone(),

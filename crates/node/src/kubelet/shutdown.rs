@@ -120,7 +120,8 @@ pub(super) struct Runner {
 impl Runner {
     pub fn new(
         config: Arc<Config>,
-        (events, conditions): (Events, Arc<NodeConditions>),
+        events: Events,
+        conditions: Arc<NodeConditions>,
         clock: Arc<dyn Clock>,
         pod_terminated: Arc<Notify>,
     ) -> Self {

@@ -49,7 +49,8 @@ const RESTORE: Duration = Duration::from_secs(1);
 const RETRY: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(5));
 
 pub(super) async fn run(
-    (api, mirrors): (Arc<dyn Api>, Arc<MirrorPods>),
+    api: Arc<dyn Api>,
+    mirrors: Arc<MirrorPods>,
     first: Arc<core::Pod>,
     origin: Origin,
     mut writes: mpsc::UnboundedReceiver<Write>,

@@ -68,7 +68,8 @@ impl SyncLoop {
         manifests: Option<ManifestDirectory>,
         shutdown: Runner,
         pods: BoundPods,
-        (runtime, clock): (Arc<PodRuntime>, Arc<dyn Clock>),
+        runtime: Arc<PodRuntime>,
+        clock: Arc<dyn Clock>,
         snapshot: RuntimeSnapshot,
     ) -> Self {
         let mut sync = SyncLoop {

@@ -167,7 +167,8 @@ async fn run(
     };
     let (writes, to_write) = mpsc::unbounded_channel();
     let writer = crate::task::spawn(status::run(
-        (context.api.clone(), context.mirrors.clone()),
+        context.api.clone(),
+        context.mirrors.clone(),
         pod.clone(),
         origin,
         to_write,

@@ -51,7 +51,8 @@ impl Server {
         self.remote_command(
             request,
             url,
-            (options, options),
+            options,
+            options,
             "executing command in container",
             permit,
         )
@@ -98,7 +99,7 @@ impl Server {
         };
         let id = found.container.id;
         let url = async { self.containers.attach_url(&id, &attach).await };
-        self.remote_command(request, url, (options, runtime), "attaching to container", permit)
+        self.remote_command(request, url, options, runtime, "attaching to container", permit)
             .await
     }
 
@@ -107,7 +108,8 @@ impl Server {
         &self,
         request: &mut Request<Incoming>,
         url: impl Future<Output = Result<String, RuntimeError>>,
-        (options, runtime_options): (Options, Options),
+        options: Options,
+        runtime_options: Options,
         action: &'static str,
         permit: OwnedSemaphorePermit,
     ) -> Result<Response<Body>, HttpError> {

@@ -372,12 +372,13 @@ impl Volumes {
         self.attached.in_use()
     }
 
-    /// Where on the node one of a container's mounts is. A subPath is made if it is not there, and mounted by itself.
+    /// Where on the node the container's mount is that has this index in `volumeMounts`. A subPath is made if it is not there, and mounted by itself.
     pub async fn mounted(
         &self,
         pod: &core::Pod,
         container: &str,
-        (index, mount): (usize, &core::VolumeMount),
+        index: usize,
+        mount: &core::VolumeMount,
         environment: &[(String, String)],
     ) -> Result<Mounted, VolumeError> {
         let uid = &PodUid::of(&pod.metadata);

@@ -153,7 +153,7 @@ impl PodWorker {
                 let config = self.sandbox_config();
                 let span = action_span!("pull_image", pod);
                 let work = async move {
-                    let result = pull::pull((&*context.api, &context.runtime), &pod, &image, &config).await;
+                    let result = pull::pull(&*context.api, &context.runtime, &pod, &image, &config).await;
                     let result = result.map_err(ActionError::new);
                     inbox.event(Event::ImagePulled { container, result });
                 };

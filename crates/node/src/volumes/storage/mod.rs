@@ -190,7 +190,7 @@ impl StorageManager {
         let staged = self.staged(csi).map_err(csi::uncertain)?;
         let staging_lock = self.staging_lock(staged.as_deref());
         let _turn = staging_lock.lock().await;
-        csi.expand(&self.tools, (staged.as_deref(), &target), terms, bytes)
+        csi.expand(&self.tools, staged.as_deref(), &target, terms, bytes)
             .await
     }
 

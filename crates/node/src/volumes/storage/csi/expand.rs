@@ -17,7 +17,8 @@ impl Csi {
     pub async fn expand(
         &self,
         tools: &Tools,
-        (staged, target): (Option<&Path>, &Path),
+        staged: Option<&Path>,
+        target: &Path,
         terms: &MountTerms,
         bytes: i64,
     ) -> Result<(), Failure> {
