@@ -16,6 +16,7 @@ use knarr_node::kubelet::{SelfFencing, TerminationResume};
 
 mod access;
 mod autoscaling;
+mod choices;
 mod cidr;
 mod components;
 mod etcd;
@@ -146,12 +147,7 @@ impl Config {
             "/var/lib/knarr",
             absolute,
         );
-        let store = reader.get("store", "--store", &flags.store, "embedded", |s| match s {
-            "embedded" => Ok(StoreEngine::Embedded),
-            "memory" => Ok(StoreEngine::Memory),
-            "etcd" => Ok(StoreEngine::Etcd),
-            _ => Err(ValueError::expected("embedded, memory or etcd")),
-        });
+        let store = reader.get("store", "--store", &flags.store, "embedded", choices::store);
         let feature_gates = reader.get("featureGates", "--feature-gates", &flags.feature_gates, "", |s| {
             Ok(s.parse::<FeatureGates>()?)
         });
@@ -168,21 +164,19 @@ impl Config {
             etcd: Etcd::read(&mut reader, &flags.etcd, store == StoreEngine::Etcd),
             store,
             network: Network::read(&mut reader, &flags.network, &data_dir),
-            node_name: reader.get("nodeName", "--node-name", &flags.node_name, &host_name(), |s| {
-                match knarr_apimachinery::names::dns1123_subdomain(s).first() {
-                    None => Ok(s.to_string()),
-                    Some(error) => Err(ValueError::Name(error.clone())),
-                }
-            }),
+            node_name: reader.get(
+                "nodeName",
+                "--node-name",
+                &flags.node_name,
+                &host_name(),
+                choices::node_name,
+            ),
             kubelet_listen: reader.get(
                 "kubeletListen",
                 "--kubelet-listen",
                 &flags.kubelet_listen,
                 "",
-                |s| match s {
-                    "" => Ok(None),
-                    _ => socket(s).map(Some),
-                },
+                choices::kubelet_listen,
             ),
             containerd: reader.get(
                 "containerd",
@@ -191,12 +185,7 @@ impl Config {
                 "containerd",
                 |s| Ok(PathBuf::from(s)),
             ),
-            shim: reader.get("shim", "--shim", &flags.shim, "auto", |s| match s {
-                "auto" => Ok(ShimChoice::Auto),
-                "runc-v2" => Ok(ShimChoice::RuncV2),
-                "rust" => Ok(ShimChoice::Rust),
-                _ => Err(ValueError::expected("auto, rust or runc-v2")),
-            }),
+            shim: reader.get("shim", "--shim", &flags.shim, "auto", choices::shim),
             cni_bin_dir: reader.get(
                 "cniBinDir",
                 "--cni-bin-dir",
@@ -209,12 +198,7 @@ impl Config {
                 "--oci-runtime",
                 &flags.oci_runtime,
                 "auto",
-                |s| match s {
-                    "auto" => Ok(OciRuntimeChoice::Auto),
-                    "runc" | "crun" => Ok(OciRuntimeChoice::Program(s.to_string())),
-                    path if path.starts_with('/') => Ok(OciRuntimeChoice::Program(path.to_string())),
-                    _ => Err(ValueError::expected("auto, runc, crun or an absolute path")),
-                },
+                choices::oci_runtime,
             ),
             sandbox_image: reader.get("sandboxImage", "--sandbox-image", &flags.sandbox_image, "", |s| {
                 Ok((!s.is_empty()).then(|| s.to_string()))
@@ -224,11 +208,7 @@ impl Config {
                 "--termination-resume",
                 &flags.termination_resume,
                 "Full",
-                |s| match s {
-                    "Full" => Ok(TerminationResume::Full),
-                    "Deadline" => Ok(TerminationResume::Deadline),
-                    _ => Err(ValueError::expected("Full or Deadline")),
-                },
+                choices::termination_resume,
             ),
             kubelet: reader.kubelet(flags),
             endpoint_barrier: reader.get(
@@ -236,7 +216,7 @@ impl Config {
                 "--endpoint-barrier-millis",
                 &flags.endpoint_barrier_millis,
                 "1000",
-                barrier,
+                choices::barrier,
             ),
             access: Access::read(&mut reader, &flags.access, &data_dir),
             scheduler: reader.scheduler(&flags.scheduler_config),
@@ -253,23 +233,14 @@ impl Config {
                 "--self-fencing",
                 &flags.self_fencing,
                 "Annotated",
-                |s| match s {
-                    "Annotated" => Ok(SelfFencing::Annotated),
-                    "AtMostOne" => Ok(SelfFencing::AtMostOne),
-                    _ => Err(ValueError::expected("Annotated or AtMostOne")),
-                },
+                choices::self_fencing,
             ),
             watchdog_device: reader.get(
                 "watchdogDevice",
                 "--watchdog-device",
                 &flags.watchdog_device,
                 "",
-                |s| match s.is_empty() || s.starts_with('/') {
-                    true => Ok((!s.is_empty()).then(|| PathBuf::from(s))),
-                    false => Err(ValueError::expected(
-                        "the path of a device, such as /dev/watchdog0",
-                    )),
-                },
+                choices::watchdog_device,
             ),
             fence_agents_allowed: reader.get(
                 "fenceAgentsAllow",
@@ -292,26 +263,15 @@ impl Config {
                 "--cluster-signing-duration",
                 &flags.cluster_signing_duration,
                 "8760h",
-                |s| {
-                    let duration = knarr_apimachinery::duration::parse(s).filter(|d| d.is_positive());
-                    duration.ok_or_else(|| ValueError::expected("a positive duration, such as 8760h"))
-                },
+                choices::signing_duration,
             ),
-            log: reader.get("log", "--log", &flags.log, "info", |s| {
-                tracing_subscriber::EnvFilter::try_new(s)
-                    .map(|_| s.to_string())
-                    .map_err(ValueError::from)
-            }),
+            log: reader.get("log", "--log", &flags.log, "info", choices::log_filter),
             log_format: reader.get(
                 "logFormat",
                 "--log-format",
                 &flags.log_format,
                 "human",
-                |s| match s {
-                    "human" => Ok(LogFormat::Human),
-                    "json" => Ok(LogFormat::Json),
-                    _ => Err(ValueError::expected("human or json")),
-                },
+                choices::log_format,
             ),
             tracing: reader.tracing(&flags.tracing_config_file),
             data_dir,
@@ -327,16 +287,6 @@ impl Config {
             Err(ConfigErrors(errors))
         }
     }
-}
-
-/// The longest that SIGTERM may be delayed; a longer delay would use up the pod's grace period.
-const BARRIER_MAX_MILLIS: u64 = 5000;
-
-fn barrier(s: &str) -> Result<std::time::Duration, ValueError> {
-    let millis = s.parse().ok().filter(|n| *n <= BARRIER_MAX_MILLIS);
-    let millis =
-        millis.ok_or_else(|| ValueError::expected(format!("milliseconds from 0 to {BARRIER_MAX_MILLIS}")))?;
-    Ok(std::time::Duration::from_millis(millis))
 }
 
 fn host_name() -> String {
