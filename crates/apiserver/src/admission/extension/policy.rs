@@ -2,6 +2,7 @@
 //! which parameters, and what follows from their results.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use k8s_openapi::api::admissionregistration::v1::{
     MatchResources, MutatingAdmissionPolicy, MutatingAdmissionPolicyBinding, ParamKind, ParamRef,
@@ -10,7 +11,7 @@ use k8s_openapi::api::admissionregistration::v1::{
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::StatusCause;
 use knarr_admission::Attributes;
 use knarr_admission::matching::{Criteria, MatchError};
-use knarr_admission::policy::{Input, MutatingPolicy, PolicyError, ValidatingPolicy};
+use knarr_admission::policy::{Denial, Input, MutatingPolicy, PolicyError, ValidatingPolicy};
 use knarr_api::registry::{self, Registered};
 use knarr_api::{Kind, Object, k8s_openapi};
 use knarr_apimachinery::Error;
@@ -40,6 +41,21 @@ pub(crate) struct CompiledPolicies {
 struct PolicyDenial {
     message: String,
     reason: String,
+}
+
+/// A validating policy with one of its bindings, as messages name them.
+struct BoundPolicy<'a> {
+    policy: &'a str,
+    binding: &'a str,
+    /// The binding's `validationActions`.
+    actions: &'a [String],
+}
+
+impl std::fmt::Display for BoundPolicy<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let BoundPolicy { policy, binding, .. } = self;
+        write!(f, "ValidatingAdmissionPolicy '{policy}' with binding '{binding}'")
+    }
 }
 
 /// Why a policy or a binding cannot be applied to a request.
@@ -262,55 +278,19 @@ impl Admission {
                         request_resource: UserAuthorizer::request_resource(attributes),
                     });
                     let took = begun.elapsed();
-                    let policy_and_binding = format!(
-                        "ValidatingAdmissionPolicy '{name}' with binding '{}'",
-                        binding_object.name()
-                    );
+                    let bound = BoundPolicy {
+                        policy: name,
+                        binding: binding_object.name(),
+                        actions: &binding.spec.validation_actions,
+                    };
+                    merge_annotations(&mut annotations, result.annotations);
                     for denial in result.denials {
-                        for action in &binding.spec.validation_actions {
-                            self.metrics.policy_check(
-                                (name, binding_object.name()),
-                                &action.to_lowercase(),
-                                took,
-                            );
-                            match action.as_str() {
-                                "Deny" => denied.push(PolicyDenial {
-                                    message: format!(
-                                        "{policy_and_binding} denied request: {}",
-                                        denial.message
-                                    ),
-                                    reason: denial.reason.clone(),
-                                }),
-                                "Warn" => ctx.warn(format!(
-                                    "Validation failed for {policy_and_binding}: {}",
-                                    denial.message
-                                )),
-                                "Audit" => {
-                                    let failure = json!([{"message": denial.message, "policy": name, "binding": binding_object.name(),
-                                        "expressionIndex": denial.index, "validationActions": binding.spec.validation_actions}]);
-                                    ctx.note(
-                                        "validation.policy.admission.k8s.io/validation_failure",
-                                        &failure.to_string(),
-                                    );
-                                }
-                                _ => {}
-                            }
-                        }
+                        self.take_actions(ctx, &bound, &denial, took, &mut denied);
                     }
-                    for why in result.annotation_errors {
-                        denied.push(PolicyDenial {
-                            message: format!("{policy_and_binding} denied request: {why}"),
-                            reason: String::new(),
-                        });
-                    }
-                    for (key, value) in result.annotations {
-                        let value: String = value.chars().take(ANNOTATION_MAX_BYTES).collect();
-                        match annotations.iter_mut().find(|(k, _)| *k == key) {
-                            Some((_, values)) if values.contains(&value) => {}
-                            Some((_, values)) => values.push(value),
-                            None => annotations.push((key, vec![value])),
-                        }
-                    }
+                    denied.extend(result.annotation_errors.into_iter().map(|why| PolicyDenial {
+                        message: format!("{bound} denied request: {why}"),
+                        reason: String::new(),
+                    }));
                 }
             }
             for (key, values) in annotations {
@@ -320,6 +300,43 @@ impl Admission {
         match denied.into_iter().next() {
             None => Ok(()),
             Some(first) => Err(denial_error(attributes, &first)),
+        }
+    }
+
+    /// What follows from a failed validation: by each of the binding's validationActions the request is denied, a warning is sent, or
+    /// the audit event is annotated.
+    fn take_actions(
+        &self,
+        ctx: &mut Ctx,
+        bound: &BoundPolicy<'_>,
+        denial: &Denial,
+        took: Duration,
+        denied: &mut Vec<PolicyDenial>,
+    ) {
+        let BoundPolicy {
+            policy,
+            binding,
+            actions,
+        } = *bound;
+        for action in actions {
+            self.metrics
+                .policy_check((policy, binding), &action.to_lowercase(), took);
+            match action.as_str() {
+                "Deny" => denied.push(PolicyDenial {
+                    message: format!("{bound} denied request: {}", denial.message),
+                    reason: denial.reason.clone(),
+                }),
+                "Warn" => ctx.warn(format!("Validation failed for {bound}: {}", denial.message)),
+                "Audit" => {
+                    let failure = json!([{"message": denial.message, "policy": policy, "binding": binding,
+                        "expressionIndex": denial.index, "validationActions": actions}]);
+                    ctx.note(
+                        "validation.policy.admission.k8s.io/validation_failure",
+                        &failure.to_string(),
+                    );
+                }
+                _ => {}
+            }
         }
     }
 
@@ -441,6 +458,18 @@ impl Admission {
 
 fn ignores_failure(spec: &k8s_openapi::api::admissionregistration::v1::MutatingAdmissionPolicySpec) -> bool {
     spec.failure_policy.as_deref() == Some("Ignore")
+}
+
+/// Adds a policy's audit annotations, each value once.
+fn merge_annotations(all: &mut Vec<(String, Vec<String>)>, more: Vec<(String, String)>) {
+    for (key, value) in more {
+        let value: String = value.chars().take(ANNOTATION_MAX_BYTES).collect();
+        match all.iter_mut().find(|(k, _)| *k == key) {
+            Some((_, values)) if values.contains(&value) => {}
+            Some((_, values)) => values.push(value),
+            None => all.push((key, vec![value])),
+        }
+    }
 }
 
 fn denial_error(attributes: &Attributes, denied: &PolicyDenial) -> Error {
