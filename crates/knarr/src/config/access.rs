@@ -1,7 +1,7 @@
 //! Settings of the API server for encryption at rest, audit, request limits, Events, authentication and service account tokens.
 //! Files are read here, so that an invalid one is reported before anything starts.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -114,21 +114,8 @@ const MEGABYTE: u64 = 1024 * 1024;
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
 impl Access {
-    pub(super) fn read(reader: &mut Reader, flags: &AccessFlags, data_dir: &std::path::Path) -> Self {
+    pub(super) fn read(reader: &mut Reader, flags: &AccessFlags, data_dir: &Path) -> Self {
         let defaults = Options::default();
-        let flag = |s: &str| s.parse().map_err(|_| ValueError::expected("true or false"));
-        let number = |s: &str| {
-            s.parse::<u32>()
-                .map_err(|_| ValueError::expected("a number, 0 or more"))
-        };
-        let positive = |s: &str| {
-            let n = s.parse().ok().filter(|n: &usize| *n > 0);
-            n.ok_or_else(|| ValueError::expected("a number above 0"))
-        };
-        let file = |s: &str| match s {
-            "" => Ok(None),
-            path => absolute(path).map(Some),
-        };
         let (read_only, mutating) = defaults.max_in_flight;
         let encryption = reader.get(
             "encryptionProviderConfig",
@@ -138,106 +125,13 @@ impl Access {
             file,
         );
         let encryption = reader.parsed_secret(encryption, Encryption::parse).map(Arc::new);
-        let policy = reader.get(
-            "auditPolicyFile",
-            "--audit-policy-file",
-            &flags.audit_policy_file,
-            "",
-            file,
-        );
-        let policy = reader.parsed(policy, Policy::parse);
-        let default_log = data_dir.join("audit.log").display().to_string();
-        let log_path = reader.get(
-            "auditLogPath",
-            "--audit-log-path",
-            &flags.audit_log_path,
-            &default_log,
-            |s| match s {
-                "-" => Ok(None),
-                path => absolute(path).map(Some),
-            },
-        );
-        let log = LogFile {
-            path: log_path.clone().unwrap_or_default(),
-            max_bytes: MEGABYTE
-                * u64::from(reader.get(
-                    "auditLogMaxsize",
-                    "--audit-log-maxsize",
-                    &flags.audit_log_maxsize,
-                    "100",
-                    number,
-                )),
-            max_age: DAY
-                * reader.get(
-                    "auditLogMaxage",
-                    "--audit-log-maxage",
-                    &flags.audit_log_maxage,
-                    "0",
-                    number,
-                ),
-            max_backups: usize::try_from(reader.get(
-                "auditLogMaxbackup",
-                "--audit-log-maxbackup",
-                &flags.audit_log_maxbackup,
-                "10",
-                number,
-            ))
-            .unwrap_or(usize::MAX),
-        };
-        let signing = reader.get(
-            "serviceAccountSigningKeyFile",
-            "--service-account-signing-key-file",
-            &flags.service_account_signing_key_file,
-            "",
-            file,
-        );
-        let verifying = reader.get(
-            "serviceAccountKeyFile",
-            "--service-account-key-file",
-            &flags.service_account_key_file,
-            "",
-            list,
-        );
-        let pem = |text: &str| Ok::<_, Vec<String>>(text.to_string());
-        let keys = KeyFiles {
-            signing: reader.parsed_secret(signing, pem).unwrap_or_default(),
-            verifying: verifying
-                .into_iter()
-                .filter_map(|path| reader.parsed(Some(PathBuf::from(path)), pem))
-                .collect(),
-        };
-        let emulated = reader.get(
-            "emulatedVersion",
-            "--emulated-version",
-            &flags.emulated_version,
-            "1.36",
-            |s| {
-                let version: MinorVersion = s.parse()?;
-                Emulation::new(Some(version), None)?;
-                Ok(version)
-            },
-        );
-        let emulation = reader.get(
-            "minCompatibilityVersion",
-            "--min-compatibility-version",
-            &flags.min_compatibility_version,
-            "",
-            |s| {
-                let version = Some(s)
-                    .filter(|s| !s.is_empty())
-                    .map(str::parse::<MinorVersion>)
-                    .transpose();
-                let emulation = version.and_then(|version| Emulation::new(Some(emulated), version));
-                emulation.map_err(ValueError::from)
-            },
-        );
+        let audit = audit(reader, flags, data_dir);
+        let keys = keys(reader, flags);
+        let emulation = emulation(reader, flags);
         Access {
             emulation,
             encryption,
-            audit: policy.map(|policy| match log_path {
-                None => (policy, Destination::Stdout),
-                Some(_) => (policy, Destination::File(log)),
-            }),
+            audit,
             max_in_flight: (
                 reader.get(
                     "maxRequestsInflight",
@@ -292,6 +186,137 @@ impl Access {
                 },
             ),
         }
+    }
+}
+
+/// The audit policy, and where events are written; `None` without a policy.
+fn audit(reader: &mut Reader, flags: &AccessFlags, data_dir: &Path) -> Option<(Policy, Destination)> {
+    let policy = reader.get(
+        "auditPolicyFile",
+        "--audit-policy-file",
+        &flags.audit_policy_file,
+        "",
+        file,
+    );
+    let policy = reader.parsed(policy, Policy::parse);
+    let default_log = data_dir.join("audit.log").display().to_string();
+    let log_path = reader.get(
+        "auditLogPath",
+        "--audit-log-path",
+        &flags.audit_log_path,
+        &default_log,
+        |s| match s {
+            "-" => Ok(None),
+            path => absolute(path).map(Some),
+        },
+    );
+    let log = LogFile {
+        path: log_path.clone().unwrap_or_default(),
+        max_bytes: MEGABYTE
+            * u64::from(reader.get(
+                "auditLogMaxsize",
+                "--audit-log-maxsize",
+                &flags.audit_log_maxsize,
+                "100",
+                number,
+            )),
+        max_age: DAY
+            * reader.get(
+                "auditLogMaxage",
+                "--audit-log-maxage",
+                &flags.audit_log_maxage,
+                "0",
+                number,
+            ),
+        max_backups: usize::try_from(reader.get(
+            "auditLogMaxbackup",
+            "--audit-log-maxbackup",
+            &flags.audit_log_maxbackup,
+            "10",
+            number,
+        ))
+        .unwrap_or(usize::MAX),
+    };
+    policy.map(|policy| match log_path {
+        None => (policy, Destination::Stdout),
+        Some(_) => (policy, Destination::File(log)),
+    })
+}
+
+/// The keys of service account tokens.
+fn keys(reader: &mut Reader, flags: &AccessFlags) -> KeyFiles {
+    let signing = reader.get(
+        "serviceAccountSigningKeyFile",
+        "--service-account-signing-key-file",
+        &flags.service_account_signing_key_file,
+        "",
+        file,
+    );
+    let verifying = reader.get(
+        "serviceAccountKeyFile",
+        "--service-account-key-file",
+        &flags.service_account_key_file,
+        "",
+        list,
+    );
+    let pem = |text: &str| Ok::<_, Vec<String>>(text.to_string());
+    KeyFiles {
+        signing: reader.parsed_secret(signing, pem).unwrap_or_default(),
+        verifying: verifying
+            .into_iter()
+            .filter_map(|path| reader.parsed(Some(PathBuf::from(path)), pem))
+            .collect(),
+    }
+}
+
+/// The version whose API is served.
+fn emulation(reader: &mut Reader, flags: &AccessFlags) -> Emulation {
+    let emulated = reader.get(
+        "emulatedVersion",
+        "--emulated-version",
+        &flags.emulated_version,
+        "1.36",
+        |s| {
+            let version: MinorVersion = s.parse()?;
+            Emulation::new(Some(version), None)?;
+            Ok(version)
+        },
+    );
+    reader.get(
+        "minCompatibilityVersion",
+        "--min-compatibility-version",
+        &flags.min_compatibility_version,
+        "",
+        |s| {
+            let version = Some(s)
+                .filter(|s| !s.is_empty())
+                .map(str::parse::<MinorVersion>)
+                .transpose();
+            let emulation = version.and_then(|version| Emulation::new(Some(emulated), version));
+            emulation.map_err(ValueError::from)
+        },
+    )
+}
+
+fn flag(text: &str) -> Result<bool, ValueError> {
+    text.parse().map_err(|_| ValueError::expected("true or false"))
+}
+
+fn number(text: &str) -> Result<u32, ValueError> {
+    text.parse()
+        .map_err(|_| ValueError::expected("a number, 0 or more"))
+}
+
+fn positive(text: &str) -> Result<usize, ValueError> {
+    let number = text.parse().ok().filter(|n: &usize| *n > 0);
+    number.ok_or_else(|| ValueError::expected("a number above 0"))
+}
+
+/// The path of a file; `None` if it is empty.
+fn file(text: &str) -> Result<Option<PathBuf>, ValueError> {
+    match text {
+        "" => Ok(None),
+        path => absolute(path).map(Some),
     }
 }
 
