@@ -179,7 +179,7 @@ fn scaled(digits: &str, exponent: i64) -> i128 {
 }
 
 impl Quantity {
-    /// Parses a quantity.
+    /// As Kubernetes parses it: a number with a suffix such as `m` or `Gi`, or with an exponent.
     pub fn parse(text: &str) -> Result<Self, QuantityError> {
         Ok(Self::parse_parts(text)?.0)
     }

@@ -187,7 +187,6 @@ impl DefinitionController {
         self.remove_finalizer(&last).await
     }
 
-    /// Removes the finalizer.
     async fn remove_finalizer(&self, object: &Object) -> Result<bool, Error> {
         let mut crd = object.to_typed::<CustomResourceDefinition>().ok_or_else(|| {
             Error::internal("an object stored as a CustomResourceDefinition does not decode as one")

@@ -151,7 +151,7 @@ impl<K: Ord + Clone> Queue<K> {
         }
     }
 
-    /// Adds a key.
+    /// Adds a key, unless it is in the queue. One that a worker has is queued again when the worker is done with it.
     pub fn add(&self, key: K) {
         if self.inner.lock().add(key) {
             self.wake.notify_one();

@@ -33,7 +33,6 @@ use crate::{pod, protection};
 /// See the module. Its keys are volumes.
 pub struct AttachDetach;
 
-/// The volume of an attachment.
 pub(crate) fn volume_of(attachment: &VolumeAttachment) -> &str {
     let source = &attachment.spec.source;
     source.persistent_volume_name.as_deref().unwrap_or("")

@@ -41,7 +41,6 @@ fn node_concerns(changed: &ObjectChange<'_>) -> bool {
     reporting(changed.old) != reporting(changed.new)
 }
 
-/// The revision in a Lease.
 fn revision(lease: &Lease) -> u64 {
     let reported = lease.metadata.annotations.as_ref().and_then(|a| a.get(REVISION));
     // A value that does not parse is no evidence.

@@ -213,7 +213,6 @@ impl World {
     }
 }
 
-/// The actions as lines.
 pub fn lines(actions: &[Action]) -> Vec<String> {
     actions.iter().map(Action::to_string).collect()
 }

@@ -20,7 +20,6 @@ const SILENCE: Duration = Duration::from_secs(6);
 pub const EXPIRED: &str = "410 Expired";
 const PAUSE_AFTER_ERROR: Duration = Duration::from_millis(300);
 
-/// One watcher.
 pub struct Watcher {
     pub name: String,
     /// Used in turn, the next one after each interruption.

@@ -211,7 +211,6 @@ impl Coverage {
         self
     }
 
-    /// Adds the other coverage.
     pub fn add(&mut self, other: &Coverage) {
         self.histories = self.histories.saturating_add(other.histories);
         for (name, count) in &other.switches {

@@ -12,7 +12,6 @@ use knarr_apimachinery::quantity::Quantity;
 
 use crate::stored;
 
-/// The namespace.
 pub(crate) const NAMESPACE: &str = "metered";
 /// The amounts that its quotas limit.
 pub(crate) const PODS: &str = "pods";

@@ -154,7 +154,6 @@ impl Observer {
         self.lock().world.self_fencing = mode;
     }
 
-    /// A kubelet starts.
     pub fn kubelet_starts(&self, node: &str, is_former: bool) {
         let mut inner = self.lock();
         let kubelet = Kubelet {
@@ -209,7 +208,6 @@ impl Observer {
         self.inner.lock().history.last_lines()
     }
 
-    /// Reads from the world.
     pub fn world<T>(&self, read: impl FnOnce(&World) -> T) -> T {
         read(&self.lock().world)
     }

@@ -13,7 +13,6 @@ use serde::Deserialize;
 use serde_json::Value;
 use tokio::sync::Notify;
 
-/// The namespace.
 pub(crate) const NAMESPACE: &str = "placed";
 /// The node label of the zones.
 pub(crate) const ZONE: &str = "topology.kubernetes.io/zone";

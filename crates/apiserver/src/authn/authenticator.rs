@@ -50,7 +50,6 @@ impl Authenticator {
         Ok(Requester { user, impersonator })
     }
 
-    /// The user of a token.
     fn user_of_token(&self, token: &str, now: Timestamp) -> Option<User> {
         let (user, _) = self.authenticate_token(token, &[], now)?;
         Some(user)

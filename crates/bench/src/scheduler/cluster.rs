@@ -165,7 +165,6 @@ fn numbered(of: fn(usize) -> Value, from: usize, count: usize) -> Vec<Value> {
     (from..from + count).map(of).collect()
 }
 
-/// Runs one.
 pub async fn run(workload: &Workload) -> Result<Found> {
     let (server, _dir) = server().await?;
     let api = server.api_as("system:kube-scheduler", ["system:masters"]);

@@ -22,7 +22,6 @@ use super::status::Reason;
 pub enum Reading {
     /// By pod name, for Resource, ContainerResource and Pods.
     Pods(BTreeMap<String, PodMetric>),
-    /// For Object.
     Object(i64),
     /// All values that the selector matches, for External.
     External(Vec<i64>),

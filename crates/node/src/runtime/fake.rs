@@ -140,7 +140,6 @@ impl FakeRuntime {
         self.state.lock().observer = Some(Box::new(observer));
     }
 
-    /// Adds an image.
     pub fn add_image(&self, name: &str) {
         self.state.lock().images.insert(name.into());
     }

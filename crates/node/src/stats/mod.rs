@@ -385,7 +385,6 @@ impl Measuring<'_> {
         }
     }
 
-    /// A part of a filesystem.
     fn part(&self, of: Option<&Filesystem>, taken: Taken) -> FsStats {
         FsStats {
             used_bytes: Some(taken.bytes),

@@ -260,7 +260,6 @@ impl DynStrategy for CustomOps {
     }
 }
 
-/// The definition of a column.
 fn definition(column: &PrinterColumn) -> ColumnOf<'_> {
     ColumnOf {
         name: &column.name,

@@ -19,7 +19,6 @@ use crate::runtime::{
 };
 
 impl FakeRuntime {
-    /// Sends TERM.
     fn send_term(&self, id: &str, stop_behavior: StopBehavior) {
         let end = {
             let (state, clock, id) = (self.state.clone(), self.clock.clone(), id.to_string());
