@@ -68,12 +68,9 @@ impl Resources {
         if http.method == http::Method::HEAD && info.subresource != "proxy" {
             return Err(not_allowed());
         }
-        if *kind == registry::ENDPOINTS {
+        if let Some(warning) = kind.deprecation() {
             self.metrics.deprecated(kind, &info.subresource);
-            ctx.warn("v1 Endpoints is deprecated in v1.33+; use discovery.k8s.io/v1 EndpointSlice");
-        } else if *kind == registry::COMPONENT_STATUS {
-            self.metrics.deprecated(kind, &info.subresource);
-            ctx.warn("v1 ComponentStatus is deprecated in v1.19+");
+            ctx.warn(warning);
         } else if let Some(warning) = kind.ops.custom().and_then(|c| c.rules().deprecation.as_deref()) {
             ctx.warn(warning);
         }
