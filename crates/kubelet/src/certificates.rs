@@ -6,14 +6,8 @@
 //! the certificate has expired.
 
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
+use knarr_api::certificates::{CLIENT_SIGNER, KUBELET_CLIENT_SIGNER, KUBELET_SERVING_SIGNER};
 use knarr_api::k8s_openapi;
-
-/// Signer of kubelets' client certificates.
-pub const CLIENT_SIGNER: &str = "kubernetes.io/kube-apiserver-client-kubelet";
-/// Signer of the API server's other client certificates.
-pub const API_CLIENT_SIGNER: &str = "kubernetes.io/kube-apiserver-client";
-/// Signer of kubelets' serving certificates.
-pub const SERVING_SIGNER: &str = "kubernetes.io/kubelet-serving";
 
 /// The part of a certificate's lifetime after which it may be rotated …
 const EARLIEST: f64 = 0.7;
@@ -38,7 +32,7 @@ pub struct CertificateTemplate {
 /// The kubelet's client certificate.
 pub fn client(node: &str) -> CertificateTemplate {
     CertificateTemplate {
-        signer: CLIENT_SIGNER,
+        signer: KUBELET_CLIENT_SIGNER,
         usages: ["digital signature", "client auth"],
         common_name: format!("system:node:{node}"),
         organization: "system:nodes",
@@ -50,7 +44,7 @@ pub fn client(node: &str) -> CertificateTemplate {
 /// The client certificate of the node's network agent, which has rights that a kubelet does not have.
 pub fn network_agent(node: &str) -> CertificateTemplate {
     CertificateTemplate {
-        signer: API_CLIENT_SIGNER,
+        signer: CLIENT_SIGNER,
         usages: ["digital signature", "client auth"],
         common_name: format!("system:knarr:network-agent:{node}"),
         organization: "system:knarr:network-agents",
@@ -65,7 +59,7 @@ pub fn serving(node: &str, addresses: &[String]) -> CertificateTemplate {
     ip_addresses.sort();
     ip_addresses.dedup();
     CertificateTemplate {
-        signer: SERVING_SIGNER,
+        signer: KUBELET_SERVING_SIGNER,
         usages: ["digital signature", "server auth"],
         dns_names: vec![node.to_string()],
         ip_addresses,

@@ -3,7 +3,7 @@
 //! `system:masters`.
 
 use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
-use knarr_api::certificates::CertificateRequest;
+use knarr_api::certificates::{CLIENT_SIGNER, CertificateRequest};
 use knarr_api::{AnyObject, k8s_openapi};
 use knarr_apimachinery::Error;
 
@@ -11,9 +11,6 @@ use super::{Admission, Attributes, Operation};
 use crate::authz;
 use crate::request::Ctx;
 use crate::user::MASTERS;
-
-/// The signer of client certificates for the API server.
-const CLIENT_SIGNER: &str = "kubernetes.io/kube-apiserver-client";
 
 pub(super) fn validate(
     admission: &Admission,

@@ -10,7 +10,7 @@ mod volumes;
 use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
 use k8s_openapi::api::core::v1::{Node, PersistentVolumeClaim, Pod};
 use k8s_openapi::api::resource::v1::ResourceSlice;
-use knarr_api::certificates::CertificateRequest;
+use knarr_api::certificates::{CertificateRequest, KUBELET_CLIENT_SIGNER, KUBELET_SERVING_SIGNER};
 use knarr_api::kinds::persistent_volume::LOCAL_FINALIZER;
 use knarr_api::well_known::NODE_LEASE_NAMESPACE;
 use knarr_api::{AnyObject, Object, k8s_openapi, registry};
@@ -28,10 +28,7 @@ const OWN_LEASE: &str = "can only access node lease with the same name as the re
 const OWN_CSI_NODE: &str = "can only access CSINode with the same name as the requesting node";
 
 /// Signers of kubelets' client and serving certificates.
-const KUBELET_SIGNERS: [&str; 2] = [
-    "kubernetes.io/kubelet-serving",
-    "kubernetes.io/kube-apiserver-client-kubelet",
-];
+const KUBELET_SIGNERS: [&str; 2] = [KUBELET_SERVING_SIGNER, KUBELET_CLIENT_SIGNER];
 
 impl Admission {
     /// Checks what a node would write or delete.

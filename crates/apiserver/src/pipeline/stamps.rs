@@ -3,16 +3,13 @@
 use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
 use k8s_openapi::api::core::v1::PersistentVolume;
 use k8s_openapi::api::resource::v1::ResourceSlice;
-use knarr_api::certificates::{IN_PROCESS, REMOTE_ADDRESS};
+use knarr_api::certificates::{IN_PROCESS, KUBELET_SERVING_SIGNER, REMOTE_ADDRESS};
 use knarr_api::k8s_openapi::jiff::Timestamp;
 use knarr_api::{AnyObject, k8s_openapi};
 use knarr_apimachinery::time::seconds;
 use knarr_strategy::Part;
 
 use crate::request::{Ctx, Origin};
-
-/// The signer whose requests are approved by the client's address.
-const KUBELET_SERVING: &str = "kubernetes.io/kubelet-serving";
 
 /// Defaults that are times: a device taint's `timeAdded` is the time of the write, unless the client set it.
 pub(super) fn default_times(object: &mut dyn AnyObject, now: Timestamp) {
@@ -36,7 +33,8 @@ pub(super) fn record_requester(ctx: &Ctx, object: &mut dyn AnyObject) {
         let mut extra = user.extra.clone();
         // Only the server sets this.
         extra.remove(REMOTE_ADDRESS);
-        if csr.spec.signer_name == KUBELET_SERVING {
+        // Requests for serving certificates are approved by the client's address.
+        if csr.spec.signer_name == KUBELET_SERVING_SIGNER {
             let origin = match ctx.origin {
                 Origin::Unknown => None,
                 Origin::InProcess => Some(IN_PROCESS.to_string()),

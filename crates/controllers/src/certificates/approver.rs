@@ -2,12 +2,12 @@
 //! (`selfnodeclient`), a bootstrap token for any node (`nodeclient`).
 
 use k8s_openapi::api::authorization::v1::{ResourceAttributes, SubjectAccessReviewSpec};
-use knarr_api::certificates::CertificateRequest;
+use knarr_api::certificates::{CertificateRequest, KUBELET_CLIENT_SIGNER};
 use knarr_api::k8s_openapi;
 use knarr_api::registry;
 use knarr_api::{Kind, ObjectKey};
 
-use super::{KUBELET_CLIENT, approved, is_pending, kubelet_client, request};
+use super::{approved, is_pending, kubelet_client, request};
 use crate::action::{Action, LiveCheck};
 use crate::controller::{Context, Controller, ObjectChange, View};
 
@@ -38,7 +38,7 @@ impl Controller for Approver {
         let Some(csr) = request(context) else {
             return Vec::new();
         };
-        if !is_pending(&csr, KUBELET_CLIENT) {
+        if !is_pending(&csr, KUBELET_CLIENT_SIGNER) {
             return Vec::new();
         }
         let Ok(parsed) = CertificateRequest::decode(&csr.spec.request.0) else {
@@ -96,7 +96,7 @@ mod tests {
             "update certificatesigningrequests/approval x",
         ];
         let none: [&str; 0] = [];
-        let fine = csr("x", KUBELET_CLIENT, &client, node.clone());
+        let fine = csr("x", KUBELET_CLIENT_SIGNER, &client, node.clone());
         let mut approved = fine.clone();
         decide(&mut approved, "Approved", at(0));
         let mut denied = fine.clone();
@@ -104,12 +104,12 @@ mod tests {
         let with = |key: &str, value| {
             let mut node = node.clone();
             node[key] = value;
-            csr("x", KUBELET_CLIENT, &client, node)
+            csr("x", KUBELET_CLIENT_SIGNER, &client, node)
         };
         let rsa = ["key encipherment", "digital signature", "client auth"];
         for (csr, expected) in [
             (fine, &approves[..]),
-            (csr("x", KUBELET_CLIENT, &rsa, node.clone()), &approves[..]),
+            (csr("x", KUBELET_CLIENT_SIGNER, &rsa, node.clone()), &approves[..]),
             (approved, &none[..]),
             (denied, &none[..]),
             (
@@ -117,13 +117,13 @@ mod tests {
                 &none[..],
             ),
             (
-                csr("x", KUBELET_CLIENT, &["client auth"], node.clone()),
+                csr("x", KUBELET_CLIENT_SIGNER, &["client auth"], node.clone()),
                 &none[..],
             ),
             (
                 csr(
                     "x",
-                    KUBELET_CLIENT,
+                    KUBELET_CLIENT_SIGNER,
                     &["digital signature", "server auth"],
                     node.clone(),
                 ),
@@ -147,7 +147,12 @@ mod tests {
     #[test]
     fn a_node_that_requests_for_itself_has_a_permission_of_its_own() {
         let node = json!({"cn": "system:node:n", "o": ["system:nodes"]});
-        let mut own = csr("x", KUBELET_CLIENT, &["digital signature", "client auth"], node);
+        let mut own = csr(
+            "x",
+            KUBELET_CLIENT_SIGNER,
+            &["digital signature", "client auth"],
+            node,
+        );
         for (user, expected) in [
             ("system:node:n", vec!["selfnodeclient", "nodeclient"]),
             ("system:bootstrap:abcdef", vec!["nodeclient"]),

@@ -22,13 +22,10 @@ use knarr_apimachinery::time::seconds;
 
 use crate::controller::Context;
 
-pub const CLIENT: &str = "kubernetes.io/kube-apiserver-client";
-pub const KUBELET_CLIENT: &str = "kubernetes.io/kube-apiserver-client-kubelet";
 const NODES: &str = "system:nodes";
 /// The group and the names of nodes' network agents, as in `knarr_client::Component::NetworkAgent`.
 const NETWORK_AGENTS: &str = "system:knarr:network-agents";
 const NETWORK_AGENT_PREFIX: &str = "system:knarr:network-agent:";
-pub const KUBELET_SERVING: &str = "kubernetes.io/kubelet-serving";
 
 /// The CA that signs: a certificate of one is not accepted where that of another is required.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

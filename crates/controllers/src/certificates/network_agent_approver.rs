@@ -2,12 +2,12 @@
 //! (`certificatesigningrequests/selfnetworkagent`).
 
 use k8s_openapi::api::authorization::v1::{ResourceAttributes, SubjectAccessReviewSpec};
-use knarr_api::certificates::CertificateRequest;
+use knarr_api::certificates::{CLIENT_SIGNER, CertificateRequest};
 use knarr_api::k8s_openapi;
 use knarr_api::registry;
 use knarr_api::{Kind, ObjectKey};
 
-use super::{CLIENT, approved, is_pending, network_agent_client, request};
+use super::{approved, is_pending, network_agent_client, request};
 use crate::action::{Action, LiveCheck};
 use crate::controller::{Context, Controller, ObjectChange, View};
 
@@ -43,7 +43,7 @@ impl Controller for NetworkAgentApprover {
         let groups = csr.spec.groups.as_deref().unwrap_or_default();
         let node = user.strip_prefix("system:node:").filter(|node| !node.is_empty());
         let (true, Some(node), true) = (
-            is_pending(&csr, CLIENT),
+            is_pending(&csr, CLIENT_SIGNER),
             node,
             groups.iter().any(|group| group == "system:nodes"),
         ) else {
@@ -85,10 +85,11 @@ impl Controller for NetworkAgentApprover {
 
 #[cfg(test)]
 mod tests {
+    use knarr_api::certificates::KUBELET_CLIENT_SIGNER;
     use serde_json::json;
 
     use super::super::fake::csr;
-    use super::super::{KUBELET_CLIENT, NETWORK_AGENT_PREFIX, NETWORK_AGENTS};
+    use super::super::{NETWORK_AGENT_PREFIX, NETWORK_AGENTS};
     use super::*;
     use crate::world::{World, at, lines};
 
@@ -103,11 +104,11 @@ mod tests {
         let client = ["digital signature", "client auth"];
         let node = ("system:node:n", "system:nodes");
         for (what, (user, group), signer, usages, requested, approves) in [
-            ("its own", node, CLIENT, client, own.clone(), true),
+            ("its own", node, CLIENT_SIGNER, client, own.clone(), true),
             (
                 "another node's",
                 ("system:node:m", "system:nodes"),
-                CLIENT,
+                CLIENT_SIGNER,
                 client,
                 own.clone(),
                 false,
@@ -115,7 +116,7 @@ mod tests {
             (
                 "a user of that name",
                 ("system:node:n", "people"),
-                CLIENT,
+                CLIENT_SIGNER,
                 client,
                 own.clone(),
                 false,
@@ -123,7 +124,7 @@ mod tests {
             (
                 "another user",
                 ("ann", "system:nodes"),
-                CLIENT,
+                CLIENT_SIGNER,
                 client,
                 own.clone(),
                 false,
@@ -131,7 +132,7 @@ mod tests {
             (
                 "a nameless node",
                 ("system:node:", "system:nodes"),
-                CLIENT,
+                CLIENT_SIGNER,
                 client,
                 own.clone(),
                 false,
@@ -139,16 +140,23 @@ mod tests {
             (
                 "a server",
                 node,
-                CLIENT,
+                CLIENT_SIGNER,
                 ["digital signature", "server auth"],
                 own.clone(),
                 false,
             ),
-            ("another signer", node, KUBELET_CLIENT, client, own.clone(), false),
+            (
+                "another signer",
+                node,
+                KUBELET_CLIENT_SIGNER,
+                client,
+                own.clone(),
+                false,
+            ),
             (
                 "masters",
                 node,
-                CLIENT,
+                CLIENT_SIGNER,
                 client,
                 with("o", json!(["system:masters"])),
                 false,
@@ -156,7 +164,7 @@ mod tests {
             (
                 "masters, too",
                 node,
-                CLIENT,
+                CLIENT_SIGNER,
                 client,
                 with("o", json!([NETWORK_AGENTS, "system:masters"])),
                 false,
@@ -164,13 +172,27 @@ mod tests {
             (
                 "another name",
                 node,
-                CLIENT,
+                CLIENT_SIGNER,
                 client,
                 with("cn", json!("admin")),
                 false,
             ),
-            ("a unit", node, CLIENT, client, with("ou", json!(["x"])), false),
-            ("a host", node, CLIENT, client, with("dns", json!(["n"])), false),
+            (
+                "a unit",
+                node,
+                CLIENT_SIGNER,
+                client,
+                with("ou", json!(["x"])),
+                false,
+            ),
+            (
+                "a host",
+                node,
+                CLIENT_SIGNER,
+                client,
+                with("dns", json!(["n"])),
+                false,
+            ),
         ] {
             let mut request = csr("x", signer, &usages, requested);
             request.spec.username = Some(user.into());

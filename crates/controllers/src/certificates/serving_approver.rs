@@ -14,19 +14,18 @@ use std::net::IpAddr;
 
 use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
 use k8s_openapi::api::core::v1::{Node, Service};
-use knarr_api::certificates::{CertificateRequest, IN_PROCESS, REMOTE_ADDRESS};
+use knarr_api::certificates::{CertificateRequest, IN_PROCESS, KUBELET_SERVING_SIGNER, REMOTE_ADDRESS};
 use knarr_api::k8s_openapi;
 use knarr_api::registry;
 use knarr_api::{Kind, Object, ObjectKey};
 use knarr_apimachinery::cidr::Cidr;
 
-use super::{KUBELET_SERVING, approved, is_pending, kubelet_serving, request};
+use super::{NODES, approved, is_pending, kubelet_serving, request};
 use crate::action::Action;
 use crate::controller::{Context, Controller, ObjectChange, View};
 
 /// The prefix of kubelets' user names.
 const NODE_USER: &str = "system:node:";
-const NODES: &str = "system:nodes";
 
 /// The names and addresses that no kubelet's certificate may have.
 #[derive(Clone, Debug, Default)]
@@ -72,13 +71,13 @@ impl Controller for ServingApprover {
         let requests = view.list_as::<CertificateSigningRequest>("");
         requests
             .iter()
-            .filter(|csr| is_pending(csr, KUBELET_SERVING) && csr.spec.username == user)
+            .filter(|csr| is_pending(csr, KUBELET_SERVING_SIGNER) && csr.spec.username == user)
             .filter_map(|csr| Some(ObjectKey::new("", csr.metadata.name.as_deref()?)))
             .collect()
     }
 
     fn reconcile(&self, context: &Context<'_>) -> Vec<Action> {
-        let Some(csr) = request(context).filter(|csr| is_pending(csr, KUBELET_SERVING)) else {
+        let Some(csr) = request(context).filter(|csr| is_pending(csr, KUBELET_SERVING_SIGNER)) else {
             return Vec::new();
         };
         let Ok(request) = CertificateRequest::decode(&csr.spec.request.0) else {

@@ -7,15 +7,17 @@ use std::sync::Arc;
 
 use k8s_openapi::ByteString;
 use k8s_openapi::api::certificates::v1::{CertificateSigningRequest, CertificateSigningRequestCondition};
-use knarr_api::certificates::{CertificateRequest, RequestError};
+use knarr_api::certificates::{
+    CLIENT_SIGNER, CertificateRequest, KUBELET_CLIENT_SIGNER, KUBELET_SERVING_SIGNER, RequestError,
+};
 use knarr_api::k8s_openapi;
 use knarr_api::registry;
 use knarr_api::{Kind, ObjectKey};
 use knarr_apimachinery::time::seconds;
 
 use super::{
-    Authority, CLIENT, Ca, InvalidRequest, KUBELET_CLIENT, KUBELET_SERVING, SignError, certificate, client,
-    has_condition, kubelet_client, kubelet_serving, request,
+    Authority, Ca, InvalidRequest, SignError, certificate, client, has_condition, kubelet_client,
+    kubelet_serving, request,
 };
 use crate::action::Action;
 use crate::controller::{Context, Controller, ObjectChange, View};
@@ -50,7 +52,8 @@ impl Controller for Signer {
         let open = has_condition(&csr, "Approved")
             && !has_condition(&csr, "Denied")
             && !has_condition(&csr, "Failed");
-        let ours = [CLIENT, KUBELET_CLIENT, KUBELET_SERVING].contains(&csr.spec.signer_name.as_str());
+        let ours = [CLIENT_SIGNER, KUBELET_CLIENT_SIGNER, KUBELET_SERVING_SIGNER]
+            .contains(&csr.spec.signer_name.as_str());
         if !open || !ours || certificate(&csr).is_some() {
             return Vec::new();
         }
@@ -94,11 +97,11 @@ impl Signer {
                 source,
             })?;
         let ca = match csr.spec.signer_name.as_str() {
-            KUBELET_SERVING => {
+            KUBELET_SERVING_SIGNER => {
                 kubelet_serving(&request, usages)?;
                 Ca::KubeletServing
             }
-            KUBELET_CLIENT => {
+            KUBELET_CLIENT_SIGNER => {
                 kubelet_client(&request, usages)?;
                 Ca::Client
             }
@@ -127,29 +130,29 @@ mod tests {
         let for_client = ["digital signature", "client auth"];
         let for_server = ["digital signature", "server auth"];
         for (signer, usages, request, wrong) in [
-            (KUBELET_CLIENT, for_client, node.clone(), None),
+            (KUBELET_CLIENT_SIGNER, for_client, node.clone(), None),
             (
-                KUBELET_CLIENT,
+                KUBELET_CLIENT_SIGNER,
                 for_server,
                 node.clone(),
                 Some("usages did not match [client auth digital signature key encipherment]"),
             ),
-            (KUBELET_SERVING, for_server, serving.clone(), None),
+            (KUBELET_SERVING_SIGNER, for_server, serving.clone(), None),
             (
-                KUBELET_SERVING,
+                KUBELET_SERVING_SIGNER,
                 for_server,
                 node.clone(),
                 Some("DNS or IP subjectAltName is required"),
             ),
             (
-                KUBELET_SERVING,
+                KUBELET_SERVING_SIGNER,
                 for_server,
                 json!({"cn": "x", "o": ["system:nodes"], "ip": ["::1"]}),
                 Some("subject common name does not begin with system:node:"),
             ),
-            (CLIENT, for_client, json!({"cn": "ann"}), None),
+            (CLIENT_SIGNER, for_client, json!({"cn": "ann"}), None),
             (
-                CLIENT,
+                CLIENT_SIGNER,
                 for_server,
                 json!({"cn": "ann"}),
                 Some("invalid usage for client certificate: server auth"),
@@ -176,9 +179,9 @@ mod tests {
         let serving = json!({"cn": "system:node:n", "o": ["system:nodes"], "ip": ["10.0.0.1"]});
         let client = json!({"cn": "system:node:n", "o": ["system:nodes"]});
         for (signer, usage, request, ca) in [
-            (CLIENT, "client auth", client.clone(), "Client"),
-            (KUBELET_CLIENT, "client auth", client, "Client"),
-            (KUBELET_SERVING, "server auth", serving, "KubeletServing"),
+            (CLIENT_SIGNER, "client auth", client.clone(), "Client"),
+            (KUBELET_CLIENT_SIGNER, "client auth", client, "Client"),
+            (KUBELET_SERVING_SIGNER, "server auth", serving, "KubeletServing"),
         ] {
             let mut approved = csr("x", signer, &["digital signature", usage], request);
             decide(&mut approved, "Approved", at(0));
@@ -193,7 +196,7 @@ mod tests {
 
     #[test]
     fn a1_a_request_that_cannot_be_read_fails_with_the_reason() {
-        let mut approved = csr("x", CLIENT, &["client auth"], json!({"cn": "ann"}));
+        let mut approved = csr("x", CLIENT_SIGNER, &["client auth"], json!({"cn": "ann"}));
         approved.spec.request.0.extend(b"and more");
         decide(&mut approved, "Approved", at(0));
         let mut world = World::default();
@@ -211,7 +214,7 @@ mod tests {
     #[test]
     fn nothing_is_signed_without_approval_or_for_other_signers() {
         let request = json!({"cn": "ann"});
-        let open = csr("x", CLIENT, &["client auth"], request.clone());
+        let open = csr("x", CLIENT_SIGNER, &["client auth"], request.clone());
         let mut denied = open.clone();
         decide(&mut denied, "Approved", at(0));
         decide(&mut denied, "Denied", at(0));

@@ -19,7 +19,7 @@ fn request(user: &str, group: &str, usages: &[&str], change: (&str, Value)) -> C
     let mut requested =
         json!({"cn": "system:node:n", "o": ["system:nodes"], "dns": ["n"], "ip": ["10.0.0.1"]});
     requested[change.0] = change.1;
-    let mut csr = csr("x", KUBELET_SERVING, usages, requested);
+    let mut csr = csr("x", KUBELET_SERVING_SIGNER, usages, requested);
     csr.spec.username = Some(user.into());
     csr.spec.groups = Some(vec![group.into()]);
     from("10.0.0.1", csr)
@@ -213,7 +213,7 @@ fn a4_what_a_node_writes_into_its_status_proves_nothing() {
         let mut requested = names.clone();
         requested["cn"] = json!("system:node:n");
         requested["o"] = json!([NODES]);
-        let mut csr = csr("x", KUBELET_SERVING, &USAGES, requested);
+        let mut csr = csr("x", KUBELET_SERVING_SIGNER, &USAGES, requested);
         csr.spec.username = Some("system:node:n".into());
         csr.spec.groups = Some(vec![NODES.into()]);
         world.put(from(origin, csr));
@@ -227,7 +227,7 @@ fn a4_a_node_with_a_name_of_the_api_server_gets_no_certificate() {
     let mut world = World::default();
     world.put(node("kubernetes", &[("InternalIP", "10.0.0.1")]));
     let requested = json!({"cn": "system:node:kubernetes", "o": [NODES], "dns": ["kubernetes"]});
-    let mut csr = csr("x", KUBELET_SERVING, &USAGES, requested);
+    let mut csr = csr("x", KUBELET_SERVING_SIGNER, &USAGES, requested);
     csr.spec.username = Some("system:node:kubernetes".into());
     csr.spec.groups = Some(vec![NODES.into()]);
     world.put(from("10.0.0.1", csr));
