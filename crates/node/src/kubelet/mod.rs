@@ -466,17 +466,13 @@ impl Parts {
 
     /// Starts the resource managers of a host, and what registers plugins.
     async fn start_managers(&self, tasks: &mut JoinSet<()>, health: mpsc::UnboundedReceiver<PodUid>) {
-        let plugins = || {
-            self.managers
-                .plugins(&self.config, &self.volumes, self.host.clone())
-        };
+        let managers = &self.managers;
+        let plugins = || managers.plugins(&self.config, &self.volumes, self.host.clone());
         let fake_host = self.config.fake_host.as_ref();
         if self.config.machine.is_host() {
-            self.managers.start(&self.conditions).await;
+            managers.start(&self.conditions).await;
             let (runtime, root) = (self.runtime.clone(), self.config.root_dir.clone());
-            let pod_events = self.pod_events.clone();
-            self.managers
-                .spawn_loops(tasks, runtime, root, plugins(), health, pod_events);
+            managers.spawn_loops(tasks, runtime, root, plugins(), health, self.pod_events.clone());
         } else if fake_host.is_some_and(|host| host.has_fake_plugins()) {
             tasks.spawn(plugins().run());
         }
