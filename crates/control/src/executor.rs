@@ -251,6 +251,16 @@ impl Executor {
                     Ok(_) => Ok(()),
                 }
             }
+            LiveCheck::Deleting { kind, key, uid } => {
+                let failure = failure(Verb::Require, &kind, &key.name);
+                let live = self.api.get(&kind, &key.namespace, &key.name).await;
+                let live = live.map_err(&failure)?;
+                if live.uid() == uid && live.metadata().deletion_timestamp.is_some() {
+                    return Ok(());
+                }
+                let why = "it is not being deleted";
+                Err(failure(Error::conflict(kind.resource_ref(&key.name), why)))
+            }
             LiveCheck::Absent { kind, key } => {
                 let failure = failure(Verb::Require, &kind, &key.name);
                 match self.api.get(&kind, &key.namespace, &key.name).await {

@@ -59,6 +59,8 @@ pub enum Action {
 pub enum LiveCheck {
     /// This object exists, with this uid, and is not being deleted.
     Exists { kind: Kind, key: ObjectKey, uid: String },
+    /// This object exists, with this uid, and is being deleted.
+    Deleting { kind: Kind, key: ObjectKey, uid: String },
     /// There is no object of this name.
     Absent { kind: Kind, key: ObjectKey },
     /// There is no object of this name with this uid.
@@ -274,6 +276,9 @@ impl fmt::Display for Action {
             }
             Action::Require(LiveCheck::Exists { kind, key, .. }) => {
                 write!(f, "require {} {key}", kind.plural())
+            }
+            Action::Require(LiveCheck::Deleting { kind, key, .. }) => {
+                write!(f, "require {} {key} terminating", kind.plural())
             }
             Action::Require(LiveCheck::Absent { kind, key }) => {
                 write!(f, "require no {} {key}", kind.plural())

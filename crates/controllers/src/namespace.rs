@@ -3,6 +3,9 @@
 //! Pods are removed before anything else is deleted: what protects them (network policies above all) outlives them (KEP-5080). The
 //! finalizer `kubernetes` is removed only when a live read, not a cache, shows that nothing is left. The content of extension API
 //! servers is deleted last. While one of them is not available its content is not known, and the namespace stays.
+//!
+//! The caches of the contents may be newer than that of the namespaces, and have what a new namespace of the same name has: nothing is
+//! deleted before the API server has confirmed that the namespace is being deleted (upstream: namespacedResourcesDeleter.Delete).
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -101,9 +104,17 @@ impl Controller for Namespaces {
             .collect();
 
         let extensions = AggregatedApis::of(context.view);
+        let is_deleting = || {
+            Action::Require(LiveCheck::Deleting {
+                kind: registry::NAMESPACE.clone(),
+                key: context.key.clone(),
+                uid: namespace.object().uid().into(),
+            })
+        };
         let mut actions = Vec::new();
         // Before the status, which reports the failure while it lasts.
         if left.is_empty() && context.failure.is_none() && extensions.are_all_known() {
+            actions.push(is_deleting());
             actions.push(Action::DeleteExtensionContents {
                 namespace: name.clone(),
             });
@@ -141,6 +152,7 @@ impl Controller for Namespaces {
         if left.iter().any(|(kind, _)| *kind == &registry::POD) {
             left.retain(|(kind, _)| *kind == &registry::POD);
         }
+        let mut deletions = Vec::new();
         for (_, objects) in left {
             let living = objects
                 .iter()
@@ -153,9 +165,14 @@ impl Controller for Namespaces {
                 })
                 .collect();
             if !deletes.is_empty() {
-                actions.push(Action::DeleteMany(deletes));
+                deletions.push(Action::DeleteMany(deletes));
             }
         }
+        // A write of the status confirms it, too: it has the resourceVersion as precondition.
+        if is_written && !deletions.is_empty() {
+            actions.push(is_deleting());
+        }
+        actions.extend(deletions);
         actions
     }
 }
@@ -416,13 +433,19 @@ example.com/v1: stale GroupVersion discovery: example.com/v1"
         assert_eq!(lines(&run(&mut world)), [""; 0], "it waits");
 
         world.put(api_service("True"));
-        let emptied = "delete contents of extension API servers in a";
+        let emptied = [
+            "require namespaces a terminating",
+            "delete contents of extension API servers in a",
+        ];
         let actions = run(&mut world);
-        assert_eq!(lines(&actions), [emptied, "update namespaces/status a"]);
+        assert_eq!(
+            lines(&actions),
+            [emptied[0], emptied[1], "update namespaces/status a"]
+        );
         let found = condition(&actions, "NamespaceDeletionDiscoveryFailure");
         assert_eq!(found.reason.as_deref(), Some("ResourcesDiscovered"));
         let last = lines(&run(&mut world));
-        assert_eq!(last.first().map(String::as_str), Some(emptied));
+        assert_eq!(last[..2], emptied);
         assert_eq!(
             last.last().map(String::as_str),
             Some("update namespaces/finalize a")
@@ -436,6 +459,28 @@ example.com/v1: stale GroupVersion discovery: example.com/v1"
         namespace.metadata.deletion_timestamp = None;
         world.put(namespace);
         assert_eq!(lines(&run(&mut world)), [""; 0]);
+    }
+
+    /// The cache of namespaces is old: the namespace was removed, and another one of its name has a pod as the former had, so that the
+    /// status does not change.
+    #[test]
+    fn s2_contents_are_deleted_only_after_a_write_or_a_live_read_of_the_namespace() {
+        let mut world = World::default();
+        world.put(ending());
+        let mut pod = Pod::default();
+        pod.metadata.namespace = Some("a".into());
+        pod.metadata.name = Some("p".into());
+        world.put(pod);
+        for expected in [
+            ["update namespaces/status a", "delete pods a/p"],
+            ["require namespaces a terminating", "delete pods a/p"],
+        ] {
+            let actions = run(&mut world);
+            assert_eq!(lines(&actions), expected);
+            if let Action::Require(check) = &actions[0] {
+                assert!(matches!(check, LiveCheck::Deleting { uid, .. } if uid == "uid-a"));
+            }
+        }
     }
 
     #[test]
