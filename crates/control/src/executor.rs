@@ -16,6 +16,8 @@ use knarr_client::{
 use knarr_controllers::action::{
     Action, Create, Delete, Dependents, Failure, LiveCheck, Release, Report, Verb,
 };
+use knarr_controllers::node::eviction::has_taints;
+use knarr_controllers::node::taints::is_unreachable;
 use knarr_controllers::podgc::is_out_of_service;
 use knarr_controllers::protection;
 use tracing::debug;
@@ -285,14 +287,17 @@ impl Executor {
                 }
             }
             LiveCheck::OutOfService { node } => {
-                let kind = &registry::NODE;
-                let failure = failure(Verb::Require, kind, &node);
-                let live = self.api.get(kind, "", &node).await.map_err(&failure)?;
-                if live.get::<Node>().is_some_and(is_out_of_service) {
-                    return Ok(());
-                }
                 let why = "it is not out of service";
-                Err(failure(Error::conflict(kind.resource_ref(&node), why)))
+                self.require_node(&node, is_out_of_service, why).await
+            }
+            LiveCheck::Unreachable { node } => {
+                let why = "it is not unreachable";
+                self.require_node(&node, is_unreachable, why).await
+            }
+            LiveCheck::Tainted { node, taints } => {
+                let is_tainted = |live: &Node| has_taints(live, &taints);
+                let why = "its taints have changed";
+                self.require_node(&node, is_tainted, why).await
             }
             LiveCheck::Allowed { about, any_of } => {
                 let kind = &registry::SUBJECT_ACCESS_REVIEW;
@@ -358,6 +363,21 @@ impl Executor {
                 Ok(())
             }
         }
+    }
+
+    async fn require_node(
+        &self,
+        node: &str,
+        holds: impl Fn(&Node) -> bool + Send,
+        why: &str,
+    ) -> Result<(), Box<Failure>> {
+        let kind = &registry::NODE;
+        let failure = failure(Verb::Require, kind, node);
+        let live = self.api.get(kind, "", node).await.map_err(&failure)?;
+        if live.get::<Node>().is_some_and(holds) {
+            return Ok(());
+        }
+        Err(failure(Error::conflict(kind.resource_ref(node), why)))
     }
 
     async fn require_none_left(&self, kind: &Kind, namespace: String) -> Result<(), Box<Failure>> {

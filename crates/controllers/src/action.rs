@@ -5,7 +5,7 @@ use std::fmt;
 use std::time::Duration;
 
 use k8s_openapi::api::authorization::v1::SubjectAccessReviewSpec;
-use k8s_openapi::api::core::v1::ObjectReference;
+use k8s_openapi::api::core::v1::{ObjectReference, Taint};
 use knarr_api::k8s_openapi;
 use knarr_api::registry::Registered;
 use knarr_api::{AnyObject, Kind, Object, ObjectKey};
@@ -67,6 +67,10 @@ pub enum LiveCheck {
     AbsentUid { kind: Kind, key: ObjectKey, uid: String },
     /// The node is not ready and has the out-of-service taint: nothing of it runs any more.
     OutOfService { node: NodeName },
+    /// The node's Ready condition is Unknown.
+    Unreachable { node: NodeName },
+    /// The node has all of these taints, with the times at which they were added.
+    Tainted { node: NodeName, taints: Vec<Taint> },
     /// The namespace has no object of the kind.
     NoneInNamespace { kind: Kind, namespace: String },
     /// The namespace has no custom resources.
@@ -296,6 +300,8 @@ impl fmt::Display for Action {
             Action::Require(LiveCheck::OutOfService { node }) => {
                 write!(f, "require node {node} out of service")
             }
+            Action::Require(LiveCheck::Unreachable { node }) => write!(f, "require node {node} unreachable"),
+            Action::Require(LiveCheck::Tainted { node, .. }) => write!(f, "require node {node} tainted"),
             Action::Require(LiveCheck::ClaimUnused { claim }) => write!(f, "require {claim} unused"),
             Action::Require(LiveCheck::NoCustomResources { namespace }) => {
                 write!(f, "require no custom objects in {namespace}")

@@ -1,6 +1,9 @@
 //! Taint eviction (NoExecute): pods that do not tolerate a taint are deleted, with their grace period, at once or after
 //! tolerationSeconds. For the taints of lost nodes these are 300, which the admission plugin DefaultTolerationSeconds of the API server writes into
 //! each pod that does not tolerate these taints by itself; the time counts from the taint, not from the last heartbeat.
+//!
+//! The cache of nodes may be older than that of pods, and have taints that were removed before a pod was bound: before pods are deleted
+//! the taints are read live.
 
 use std::time::Duration;
 
@@ -13,7 +16,7 @@ use knarr_api::{Kind, ObjectKey, Shared};
 use knarr_apimachinery::time::seconds;
 
 use super::{NO_EXECUTE, UNREACHABLE};
-use crate::action::{Action, Delete, reference};
+use crate::action::{Action, Delete, LiveCheck, reference};
 use crate::controller::{Context, Controller, ObjectChange, View};
 use crate::pod;
 
@@ -86,6 +89,13 @@ impl Controller for TaintEviction {
             actions.push(Action::update_status(evicted));
             actions.push(Action::Delete(Delete::of(pod.object())));
         }
+        if !actions.is_empty() {
+            let tainted = Action::Require(LiveCheck::Tainted {
+                node: context.key.name.as_str().into(),
+                taints: taints.into_iter().cloned().collect(),
+            });
+            actions.insert(0, tainted);
+        }
         actions.extend(next.map(Action::RequeueAfter));
         actions
     }
@@ -94,6 +104,14 @@ impl Controller for TaintEviction {
 fn no_execute(node: &Node) -> impl Iterator<Item = &Taint> {
     let taints = node.spec.iter().flat_map(|s| s.taints.iter().flatten());
     taints.filter(|t| t.effect == NO_EXECUTE)
+}
+
+/// Whether the node has all of these NoExecute taints, with the times at which they were added: one that was removed and added again
+/// is another one.
+pub fn has_taints(node: &Node, taints: &[Taint]) -> bool {
+    taints
+        .iter()
+        .all(|taint| no_execute(node).any(|has| has == taint))
 }
 
 /// How long a pod may stay under these taints: `None` for ever, zero no longer.

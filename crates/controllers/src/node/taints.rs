@@ -2,6 +2,9 @@
 //! not ready, all at once.
 //!
 //! NoExecute taints are added by [`super::health`], at a limited rate; here they are only removed, or changed with the condition.
+//!
+//! The cache of nodes may be older than that of pods: a node is read live before its pods are marked, unless it has just been written.
+//! A node that reports again would otherwise lose the readiness of its pods each time that its kubelet restores it.
 
 use k8s_openapi::api::core::v1::{Node, Pod, Taint};
 use k8s_openapi::jiff::Timestamp;
@@ -12,7 +15,7 @@ use knarr_api::{Kind, ObjectKey, Shared};
 use knarr_apimachinery::time::seconds;
 
 use super::{NO_EXECUTE, UNREACHABLE, condition};
-use crate::action::{Action, reference};
+use crate::action::{Action, LiveCheck, reference};
 use crate::controller::{Context, Controller, ObjectChange, View};
 use crate::pod;
 
@@ -88,6 +91,11 @@ impl Controller for NodeTaints {
                 .filter_map(|o| Shared::new(o).ok())
                 .filter(|pod: &Shared<Pod>| pod::is_ready(pod))
                 .collect();
+            if !ready.is_empty() && actions.is_empty() {
+                actions.push(Action::Require(LiveCheck::Unreachable {
+                    node: context.key.name.as_str().into(),
+                }));
+            }
             for pod in &ready {
                 let about = reference(pod.object());
                 actions.push(Action::warning(&about, "NodeNotReady", "Node is not ready"));
@@ -101,7 +109,8 @@ impl Controller for NodeTaints {
     }
 }
 
-fn is_unreachable(node: &Node) -> bool {
+/// Whether the node's Ready condition is Unknown.
+pub fn is_unreachable(node: &Node) -> bool {
     condition(node, "Ready").is_some_and(|c| c.status == "Unknown")
 }
 

@@ -3,13 +3,14 @@
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Node, Pod, Taint, Toleration};
 use knarr_api::registry::Registered;
+use knarr_apimachinery::time::seconds;
 use serde_json::{Value, json};
 
-use super::eviction::{TaintEviction, tolerates, with_disruption_target};
+use super::eviction::{TaintEviction, has_taints, tolerates, with_disruption_target};
 use super::health::{Lifecycle, NodeHealth};
 use super::taints::NodeTaints;
 use super::*;
-use crate::action::Action;
+use crate::action::{Action, LiveCheck};
 use crate::sweep::Sweep;
 use crate::world::{World, at, failure, lines, object, updated};
 
@@ -163,6 +164,16 @@ fn s4_pods_of_an_unreachable_node_lose_their_readiness() {
     world.take_updates(&actions);
     let view: &dyn crate::View = &world;
     assert!(!crate::pod::is_ready(&view.get_as::<Pod>("a", "p").unwrap()));
+    // Its kubelet has restored it: the node reports again, which the cache may not have yet.
+    world.put(pod("p", json!([])));
+    assert_eq!(
+        lines(&world.run(&NodeTaints, KEY, at(1))),
+        [
+            "require node n unreachable",
+            "event NodeNotReady: Node is not ready",
+            "update pods/status a/p"
+        ]
+    );
 }
 
 #[test]
@@ -186,13 +197,14 @@ fn s4_pods_are_deleted_after_their_toleration_seconds() {
     assert_eq!(
         lines(&now),
         [
+            "require node n tainted",
             "event TaintManagerEviction: Marking for deletion Pod a/never",
             "update pods/status a/never",
             "delete pods a/never",
             "requeue after 290s"
         ]
     );
-    let Action::Delete(delete) = &now[2] else {
+    let Action::Delete(delete) = &now[3] else {
         panic!("a delete")
     };
     assert_eq!(delete.uid, "uid-never");
@@ -205,7 +217,34 @@ fn s4_pods_are_deleted_after_their_toleration_seconds() {
         )
     );
     world.remove(&knarr_api::registry::POD, "a", "never");
-    assert_eq!(lines(&world.run(&TaintEviction, KEY, at(300))).len(), 3);
+    assert_eq!(lines(&world.run(&TaintEviction, KEY, at(300))).len(), 4);
+}
+
+/// The cache of nodes is old: the node was lost, is Ready again, and has a new pod.
+#[test]
+fn s4_pods_are_deleted_only_if_the_node_has_the_same_taints_at_the_api() {
+    let with = |taints: Value| from::<Node>(json!({"metadata": {"name": "n"}, "spec": {"taints": taints}}));
+    let unreachable =
+        |effect: &str, n: i64| json!({"key": UNREACHABLE, "effect": effect, "timeAdded": seconds(at(n))});
+    let other = json!({"key": "other", "effect": "NoExecute"});
+    let mut world = World::default();
+    world.put(with(json!([unreachable("NoExecute", 0)])));
+    world.put(pod("new", json!([])));
+    let actions = world.run(&TaintEviction, KEY, at(600));
+    let Some(Action::Require(LiveCheck::Tainted { node, taints })) = actions.first() else {
+        panic!("the node is read first: {:?}", lines(&actions))
+    };
+    assert_eq!(node.as_str(), "n");
+    for (live, holds) in [
+        (json!([unreachable("NoExecute", 0)]), true),
+        (json!([other, unreachable("NoExecute", 0)]), true),
+        (json!([]), false),
+        (json!([other]), false),
+        (json!([unreachable("NoExecute", 500)]), false),
+        (json!([unreachable("NoSchedule", 0)]), false),
+    ] {
+        assert_eq!(has_taints(&with(live.clone()), taints), holds, "{live}");
+    }
 }
 
 #[test]
@@ -266,7 +305,7 @@ fn s4_a_rejected_write_evicts_and_taints_nothing_further() {
     .spec;
     world.put(tainted);
     world.put(pod("p", json!([])));
-    assert_eq!(lines(&world.run(&TaintEviction, KEY, at(0))).len(), 3);
+    assert_eq!(lines(&world.run(&TaintEviction, KEY, at(0))).len(), 4);
     assert_eq!(
         lines(&world.run_after(&TaintEviction, KEY, at(0), Some(&rejected))),
         [""; 0]
