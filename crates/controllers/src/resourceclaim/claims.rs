@@ -1,6 +1,9 @@
 //! Cleans up ResourceClaims: reservations of finished pods are removed, and the allocation with the last of them; a claim that was
 //! created for a pod is deleted when the pod is finished; the finalizer of a deleted claim is removed when it is not in use.
 //!
+//! The cache of pods may be older than that of claims. A pod of the same name with another uid may be the former one: as without any pod,
+//! a live read decides. (kube-controller-manager counts the reservation of the newer pod as over.)
+//!
 //! The finalizer of a deallocated claim is kept until the claim is deleted: the scheduler adds it before the allocation,
 //! and in between the claim has the same state.
 
@@ -32,13 +35,20 @@ fn reservation(view: &dyn View, namespace: &str, user: &ResourceClaimConsumerRef
         return Reservation::Stays;
     }
     match view.get_as::<Pod>(namespace, &user.name) {
-        Some(pod) if pod.object().uid() == user.uid && !is_done(&pod) => Reservation::Stays,
-        Some(_) => Reservation::Ends,
-        None => Reservation::EndsIf(LiveCheck::AbsentUid {
-            kind: registry::POD.clone(),
-            key: ObjectKey::new(namespace, &user.name),
-            uid: user.uid.clone(),
-        }),
+        Some(pod) if pod.object().uid() == user.uid => match is_done(&pod) {
+            true => Reservation::Ends,
+            false => Reservation::Stays,
+        },
+        _ => Reservation::EndsIf(absent_pod(namespace, &user.name, &user.uid)),
+    }
+}
+
+/// There is no pod of this name with this uid.
+fn absent_pod(namespace: &str, name: &str, uid: &str) -> LiveCheck {
+    LiveCheck::AbsentUid {
+        kind: registry::POD.clone(),
+        key: ObjectKey::new(namespace, name),
+        uid: uid.into(),
     }
 }
 
@@ -115,8 +125,15 @@ impl Controller for ResourceClaims {
             let owner = controller_of(&claim.metadata).filter(|o| o.kind == "Pod" && o.api_version == "v1");
             let pod = owner.and_then(|o| Some((o, view.get_as::<Pod>(&key.namespace, &o.name)?)));
             // Without a pod of that name garbage collection deletes it.
-            if pod.is_some_and(|(owner, pod)| pod.object().uid() != owner.uid || is_done(&pod)) {
-                actions.push(Action::Delete(Delete::of(claim.object())));
+            if let Some((owner, pod)) = pod {
+                let is_owner = pod.object().uid() == owner.uid;
+                if !is_owner {
+                    let absent = absent_pod(&key.namespace, &owner.name, &owner.uid);
+                    actions.push(Action::Require(absent));
+                }
+                if !is_owner || is_done(&pod) {
+                    actions.push(Action::Delete(Delete::of(claim.object())));
+                }
             }
         }
         actions
