@@ -155,7 +155,8 @@ pub fn update(
     }
 }
 
-/// Deletes the oldest revisions beyond the limit that are not live: that no pod and no status names.
+/// Deletes the oldest revisions beyond the limit that are not live: that no pod and no status names. Each has its resourceVersion as
+/// precondition: a rollback that is not in the cache yet has changed the number of the revision that is live again.
 pub fn truncate(
     revisions: &[Shared<ControllerRevision>],
     live: &BTreeSet<String>,
@@ -171,7 +172,12 @@ pub fn truncate(
     let surplus = old.len().saturating_sub(limit);
     let surplus_revisions = old.into_iter().take(surplus);
     surplus_revisions
-        .map(|r| Action::Delete(Delete::of(r.object())))
+        .map(|r| {
+            Action::Delete(Delete {
+                resource_version: r.metadata.resource_version.clone(),
+                ..Delete::of(r.object())
+            })
+        })
         .collect()
 }
 
@@ -183,6 +189,26 @@ pub fn label<'a>(labels: Option<&'a BTreeMap<String, String>>, key: &str) -> &'a
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::world::object;
+
+    #[test]
+    fn revisions_are_deleted_only_at_the_version_that_is_not_live() {
+        let revision = |name: &str, version: &str| {
+            let meta = json!({"namespace": "a", "name": name, "resourceVersion": version});
+            let object = object::<ControllerRevision>(json!({"metadata": meta, "revision": 1}));
+            Shared::<ControllerRevision>::new(object).unwrap()
+        };
+        let all = [revision("r1", "7"), revision("r2", "8"), revision("r3", "9")];
+        let live = BTreeSet::from(["r2".to_string()]);
+        let deleted: Vec<_> = truncate(&all, &live, Some(1))
+            .into_iter()
+            .map(|action| match action {
+                Action::Delete(delete) => (delete.key.name, delete.resource_version),
+                other => panic!("expected a deletion: {other}"),
+            })
+            .collect();
+        assert_eq!(deleted, [("r1".to_string(), Some("7".to_string()))]);
+    }
 
     #[test]
     fn a_revision_restores_the_template_that_it_was_created_from() {

@@ -67,7 +67,8 @@ fn add_to_history(annotations: &mut BTreeMap<String, String>, number: &str) {
     annotations.insert(REVISION_HISTORY.into(), numbers.join(","));
 }
 
-/// Deletes the oldest sets beyond the history limit that have no pods and are scaled to 0.
+/// Deletes the oldest sets beyond the history limit that have no pods and are scaled to 0, at the resourceVersion at which that holds: a
+/// rollback that is not in the cache yet may have scaled one of them up.
 pub fn cleanup(spec: &DeploymentSpec, old: &[PlannedReplicaSet]) -> Vec<Action> {
     let Some(limit) = spec.revision_history_limit.filter(|limit| *limit != i32::MAX) else {
         return Vec::new();
@@ -85,6 +86,11 @@ pub fn cleanup(spec: &DeploymentSpec, old: &[PlannedReplicaSet]) -> Vec<Action> 
     };
     let idle = sets.into_iter().take(surplus).filter(idle);
     idle.filter_map(|set| set.before.as_ref())
-        .map(|set| Action::Delete(Delete::of(set.object())))
+        .map(|set| {
+            Action::Delete(Delete {
+                resource_version: set.metadata.resource_version.clone(),
+                ..Delete::of(set.object())
+            })
+        })
         .collect()
 }

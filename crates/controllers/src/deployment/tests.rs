@@ -419,6 +419,24 @@ fn old_sets_beyond_the_history_limit_are_deleted_the_oldest_first() {
     assert_eq!(fixture.sizes(), ["v3=0", "v4=0", "v5=1"]);
 }
 
+/// The cache of a controller may be old, and the set be scaled up again by a rollback.
+#[test]
+fn an_old_set_is_deleted_only_at_the_version_that_has_no_pods() {
+    let mut fixture = Fixture::new(deployment(1, "v1"));
+    fixture.run();
+    fixture.edit(|spec| spec.template = template("v2"));
+    fixture.run();
+    fixture.edit(|spec| spec.revision_history_limit = Some(0));
+    let version = fixture.sets()[0].metadata.resource_version.clone();
+    let mut actions = (0..5).flat_map(|_| fixture.decide());
+    let deleted = actions.find_map(|action| match action {
+        Action::Delete(delete) => Some(delete.resource_version),
+        _ => None,
+    });
+    assert!(version.is_some());
+    assert_eq!(deleted, Some(version));
+}
+
 #[test]
 fn a_set_that_cannot_be_created_is_reported_as_not_progressing() {
     let mut fixture = Fixture::new(deployment(1, "v1"));
