@@ -263,6 +263,21 @@ impl Executor {
                 let why = "it is not being deleted";
                 Err(failure(Error::conflict(kind.resource_ref(&key.name), why)))
             }
+            LiveCheck::Generation {
+                kind,
+                key,
+                uid,
+                generation,
+            } => {
+                let failure = failure(Verb::Require, &kind, &key.name);
+                let live = self.api.get(&kind, &key.namespace, &key.name).await;
+                let live = live.map_err(&failure)?;
+                if live.uid() == uid && live.metadata().generation == generation {
+                    return Ok(());
+                }
+                let why = "its spec has changed";
+                Err(failure(Error::conflict(kind.resource_ref(&key.name), why)))
+            }
             LiveCheck::Absent { kind, key } => {
                 let failure = failure(Verb::Require, &kind, &key.name);
                 match self.api.get(&kind, &key.namespace, &key.name).await {

@@ -61,6 +61,13 @@ pub enum LiveCheck {
     Exists { kind: Kind, key: ObjectKey, uid: String },
     /// This object exists, with this uid, and is being deleted.
     Deleting { kind: Kind, key: ObjectKey, uid: String },
+    /// This object exists, with this uid, and its spec is still that of this generation.
+    Generation {
+        kind: Kind,
+        key: ObjectKey,
+        uid: String,
+        generation: Option<i64>,
+    },
     /// There is no object of this name.
     Absent { kind: Kind, key: ObjectKey },
     /// There is no object of this name with this uid.
@@ -283,6 +290,15 @@ impl fmt::Display for Action {
             }
             Action::Require(LiveCheck::Deleting { kind, key, .. }) => {
                 write!(f, "require {} {key} terminating", kind.plural())
+            }
+            Action::Require(LiveCheck::Generation {
+                kind,
+                key,
+                generation,
+                ..
+            }) => {
+                let generation = generation.unwrap_or_default();
+                write!(f, "require {} {key} of generation {generation}", kind.plural())
             }
             Action::Require(LiveCheck::Absent { kind, key }) => {
                 write!(f, "require no {} {key}", kind.plural())

@@ -4,6 +4,10 @@
 //! service); this controller deletes pods with their grace period and waits. `OrderedReady` creates pods one by one, each after those
 //! before it are available, and deletes them in the reverse order; `Parallel` does not wait. A rolling update deletes the pod of the
 //! highest ordinal that has another revision first; [`claims`] manages the claims.
+//!
+//! The cache of sets may be older than those of pods and claims: of a set that was scaled up since, the new pods count as surplus, and their
+//! claims are deleted with them where the retention policy says so. So the set's generation is read live before a pod is deleted or a
+//! claim gets another owner.
 
 mod claims;
 mod identity;
@@ -22,7 +26,7 @@ use knarr_api::registry;
 use knarr_api::{Kind, ObjectKey, Shared};
 
 use self::claims::Claims;
-use crate::action::{Action, Create, Delete, Report, reference};
+use crate::action::{Action, Create, Delete, LiveCheck, Report, reference};
 use crate::controller::{Context, Controller, ObjectChange, View};
 use crate::deployment::rollout_bounds::scaled;
 use crate::history;
@@ -126,6 +130,15 @@ impl Controller for StatefulSets {
                 .filter(|n| *n > 0);
         }
         let mut actions = plan.actions;
+        if actions.iter().any(needs_current_spec) {
+            let current = LiveCheck::Generation {
+                kind: registry::STATEFUL_SET.clone(),
+                key: key.clone(),
+                uid: owner.uid().into(),
+                generation: set.metadata.generation,
+            };
+            actions.insert(0, Action::Require(current));
+        }
         complete(spec, &mut status);
         if differs(&old, &status) {
             let mut changed = (*set).clone();
@@ -140,6 +153,15 @@ impl Controller for StatefulSets {
         }
         actions.extend(next_available(spec, &claimed.objects, context.now).map(Action::RequeueAfter));
         actions
+    }
+}
+
+/// Whether an action on a pod or a claim would be wrong for a newer spec of the set, and is not undone by the next sync.
+fn needs_current_spec(action: &Action) -> bool {
+    match action {
+        Action::Delete(_) => true,
+        Action::Update { kind, .. } => *kind == registry::PERSISTENT_VOLUME_CLAIM,
+        _ => false,
     }
 }
 

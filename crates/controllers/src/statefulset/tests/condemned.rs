@@ -48,6 +48,33 @@ fn s3_in_order_a_pod_that_is_not_available_is_deleted_only_if_it_is_the_lowest_o
     }
 }
 
+/// The cache has the set as it was before it was scaled up, and the pods and claims as they are.
+#[test]
+fn s7_a_pod_is_deleted_and_a_claim_changes_its_owner_only_while_the_set_is_the_same() {
+    let mut world = World::default();
+    world.put(set(json!({
+        "podManagementPolicy": "Parallel", "volumeClaimTemplates": [{"metadata": {"name": "data"}, "spec": {}}],
+        "persistentVolumeClaimRetentionPolicy": {"whenDeleted": "Retain", "whenScaled": "Delete"},
+    })));
+    let created = lines(&world.run(&StatefulSets, KEY, at(0)));
+    assert!(!created.iter().any(|l| l.starts_with("require")), "{created:?}");
+    sync(&mut world, 0);
+    settle(&mut world);
+    sync(&mut world, 1);
+    edit(&mut world, |s| s.replicas = Some(2));
+    let actions = world.run(&StatefulSets, KEY, at(2));
+    let done = lines(&actions);
+    assert!(done.contains(&"delete pods a/db-2".to_string()), "{done:?}");
+    assert!(
+        done.contains(&"update persistentvolumeclaims a/data-db-2".to_string()),
+        "{done:?}"
+    );
+    let Action::Require(LiveCheck::Generation { uid, generation, .. }) = &actions[0] else {
+        panic!("the set is read first: {done:?}")
+    };
+    assert_eq!((uid.as_str(), *generation), ("uid-db", Some(2)));
+}
+
 #[test]
 fn in_parallel_all_are_deleted_at_once_and_none_twice() {
     for (one, two, deleted) in [
