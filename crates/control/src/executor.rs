@@ -8,6 +8,7 @@ use k8s_openapi::api::authorization::v1::SubjectAccessReview;
 use k8s_openapi::api::core::v1::{Node, ObjectReference, Pod};
 use knarr_api::registry::Registered;
 use knarr_api::{AnyObject, k8s_openapi, registry};
+use knarr_apimachinery::finalizer::contains as has_finalizer;
 use knarr_client::custom_kinds::kind_of;
 use knarr_client::{
     Api, DeleteOptions, Error, EventRecorder, EventType, Kind, ListOptions, ObjectKey, Preconditions,
@@ -277,6 +278,48 @@ impl Executor {
                 }
                 let why = "its spec has changed";
                 Err(failure(Error::conflict(kind.resource_ref(&key.name), why)))
+            }
+            LiveCheck::Held {
+                kind,
+                key,
+                uid,
+                finalizer,
+            } => {
+                // A list of one: Kubernetes' role of the job controller has no `get` of pods.
+                let options = ListOptions {
+                    namespace: key.namespace.clone(),
+                    field_selector: format!("metadata.name={}", key.name),
+                    ..ListOptions::default()
+                };
+                let failure = failure(Verb::Require, &kind, &key.name);
+                let found = self.api.list(&kind, options).await.map_err(&failure)?;
+                let mut items = found.items.iter().filter(|o| o.uid() == uid);
+                if items.any(|o| has_finalizer(o.metadata(), finalizer)) {
+                    return Ok(());
+                }
+                let why = format!("it has no finalizer {finalizer}");
+                Err(failure(Error::conflict(kind.resource_ref(&key.name), &why)))
+            }
+            LiveCheck::NoneHeld {
+                namespace,
+                uids,
+                finalizer,
+            } => {
+                let kind = &registry::POD;
+                let failure = failure(Verb::Require, kind, "");
+                let options = ListOptions {
+                    namespace,
+                    ..ListOptions::default()
+                };
+                let pods = self.api.list(kind, options).await.map_err(&failure)?;
+                let mut items = pods.items.iter().filter(|o| uids.contains(o.uid()));
+                match items.find(|o| has_finalizer(o.metadata(), finalizer)) {
+                    None => Ok(()),
+                    Some(held) => {
+                        let why = format!("it has the finalizer {finalizer}");
+                        Err(failure(Error::conflict(kind.resource_ref(held.name()), &why)))
+                    }
+                }
             }
             LiveCheck::Absent { kind, key } => {
                 let failure = failure(Verb::Require, &kind, &key.name);

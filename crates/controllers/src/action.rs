@@ -1,6 +1,7 @@
 //! The actions that a controller returns, as data: the executor carries them out in order, makes no decisions, and
 //! stops at the first that fails.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::time::Duration;
 
@@ -67,6 +68,19 @@ pub enum LiveCheck {
         key: ObjectKey,
         uid: String,
         generation: Option<i64>,
+    },
+    /// This object exists, with this uid, and has this finalizer.
+    Held {
+        kind: Kind,
+        key: ObjectKey,
+        uid: String,
+        finalizer: &'static str,
+    },
+    /// No pod of the namespace with one of these uids has this finalizer.
+    NoneHeld {
+        namespace: String,
+        uids: BTreeSet<String>,
+        finalizer: &'static str,
     },
     /// There is no object of this name.
     Absent { kind: Kind, key: ObjectKey },
@@ -299,6 +313,22 @@ impl fmt::Display for Action {
             }) => {
                 let generation = generation.unwrap_or_default();
                 write!(f, "require {} {key} of generation {generation}", kind.plural())
+            }
+            Action::Require(LiveCheck::Held {
+                kind, key, finalizer, ..
+            }) => {
+                write!(f, "require {} {key} with {finalizer}", kind.plural())
+            }
+            Action::Require(LiveCheck::NoneHeld {
+                namespace,
+                uids,
+                finalizer,
+            }) => {
+                write!(
+                    f,
+                    "require none of {} pods of {namespace} with {finalizer}",
+                    uids.len()
+                )
             }
             Action::Require(LiveCheck::Absent { kind, key }) => {
                 write!(f, "require no {} {key}", kind.plural())

@@ -1,19 +1,25 @@
 //! Tracking of finished pods (KEP-2307): none is counted twice or lost, as first their uids are recorded, then the finalizers are removed,
 //! then the uids are counted.
+//!
+//! The caches of Jobs and of pods differ in age, most of all in a new leader. Where that of pods is older, it may have a pod with the
+//! finalizer that was counted already, and may not have a pod yet whose uid is in the status. Either would be counted twice: a pod is
+//! recorded only after a live read has found the finalizer, and the uid of a pod that is not in the cache is counted only after a live
+//! read has found no pod of that uid with it.
 
 use std::collections::BTreeSet;
 
 use k8s_openapi::api::batch::v1::JobCondition;
 use k8s_openapi::api::core::v1::Pod;
-use knarr_api::Shared;
 use knarr_api::k8s_openapi;
+use knarr_api::registry;
+use knarr_api::{ObjectKey, Shared};
 use knarr_apimachinery::time::seconds;
 
 use super::conditions::{condition, set_condition};
 use super::indexes::Indexes;
 use super::policy::FailureAction;
 use super::{MAX_UNCOUNTED, SyncJob, conditions, pods, policy};
-use crate::action::{Action, reference};
+use crate::action::{Action, LiveCheck, reference};
 use crate::pod;
 use crate::replicaset::count;
 
@@ -63,6 +69,7 @@ impl<'a> SyncJob<'a> {
         );
         let mut new_indexes = BTreeSet::new();
         let mut release: Vec<&'a Shared<Pod>> = Vec::new();
+        let mut recorded: Vec<&'a Shared<Pod>> = Vec::new();
         let mut all_done = true;
         let pods: &'a [Shared<Pod>] = self.pods;
         let mut ordered: Vec<&'a Shared<Pod>> = pods.iter().filter(|p| pods::is_tracked(p)).collect();
@@ -84,6 +91,7 @@ impl<'a> SyncJob<'a> {
                     let as_succeeded = uncounted.succeeded.get_or_insert_default();
                     if !as_succeeded.contains(&uid) {
                         as_succeeded.push(uid);
+                        recorded.push(pod);
                     }
                 }
             } else if (is_failed || (end.is_some() && !is_success))
@@ -92,6 +100,7 @@ impl<'a> SyncJob<'a> {
                 && policy::match_failure_policy(self.spec, pod) != FailureAction::Ignore
             {
                 as_failed.push(uid);
+                recorded.push(pod);
             }
             let waiting = uncounted.failed.as_ref().map_or(0, Vec::len)
                 + uncounted.succeeded.as_ref().map_or(0, Vec::len)
@@ -122,6 +131,8 @@ impl<'a> SyncJob<'a> {
         if self.job.status.as_ref() != Some(&self.status) {
             let mut changed = (**self.job).clone();
             changed.status = Some(self.status.clone());
+            self.actions.extend(recorded.into_iter().map(require_tracked));
+            self.actions.extend(self.require_absent_untracked());
             self.actions.push(Action::update_status(changed));
         }
         self.actions.extend(events);
@@ -129,6 +140,25 @@ impl<'a> SyncJob<'a> {
             .into_iter()
             .map(|p| Action::update(pods::without_finalizer(p)));
         self.actions.extend(updates);
+    }
+
+    /// The check of the uids in the Job's status whose pods are not in the cache, if there are any.
+    fn require_absent_untracked(&self) -> Option<Action> {
+        let known: BTreeSet<&str> = self.pods.iter().map(|p| p.object().uid()).collect();
+        let status = self.job.status.as_ref();
+        let uncounted = status.and_then(|s| s.uncounted_terminated_pods.as_ref())?;
+        let uids = uncounted.succeeded.iter().chain(&uncounted.failed).flatten();
+        let uids: BTreeSet<String> = uids
+            .filter(|uid| !known.contains(uid.as_str()))
+            .cloned()
+            .collect();
+        (!uids.is_empty()).then(|| {
+            Action::Require(LiveCheck::NoneHeld {
+                namespace: self.job.object().namespace().into(),
+                uids,
+                finalizer: pods::FINALIZER,
+            })
+        })
     }
 
     fn may_remove_finalizer(&self, pod: &Shared<Pod>, is_failed: bool, has_end: bool) -> bool {
@@ -166,4 +196,14 @@ impl<'a> SyncJob<'a> {
         events.push(Action::event(&about, "Completed", "Job completed"));
         events
     }
+}
+
+/// The check of a pod that is about to be recorded in the status.
+fn require_tracked(pod: &Shared<Pod>) -> Action {
+    Action::Require(LiveCheck::Held {
+        kind: registry::POD.clone(),
+        key: ObjectKey::of(pod.object()),
+        uid: pod.object().uid().into(),
+        finalizer: pods::FINALIZER,
+    })
 }
