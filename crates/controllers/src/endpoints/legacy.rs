@@ -14,7 +14,7 @@ use super::{
     HEADLESS, Port, addresses, hostname, is_addressable, is_headless, ports, publishes_not_ready, selector,
     selects, target,
 };
-use crate::action::{Action, Create, Delete};
+use crate::action::{Action, Create, Delete, LiveCheck};
 use crate::controller::{Context, Controller, ObjectChange, View};
 use crate::pod;
 
@@ -61,10 +61,15 @@ impl Controller for Endpoints {
                     .as_ref()
                     .is_some_and(|l| l.contains_key(MANAGED_BY))
             });
-            return ours
-                .map(|o| Action::Delete(Delete::of(o.object())))
-                .into_iter()
-                .collect();
+            // The cache of Services may be older than that of Endpoints.
+            let absent = LiveCheck::Absent {
+                kind: registry::SERVICE.clone(),
+                key: key.clone(),
+            };
+            let delete = |o: Shared<EndpointsObject>| {
+                vec![Action::Require(absent), Action::Delete(Delete::of(o.object()))]
+            };
+            return ours.map(delete).unwrap_or_default();
         };
         let Some(selector) = selector(&service) else {
             return Vec::new();

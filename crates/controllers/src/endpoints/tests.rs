@@ -245,7 +245,7 @@ fn pods_with_other_ports_get_slices_and_subsets_of_their_own() {
     world.put(object.clone());
     assert_eq!(
         lines(&world.run(&Endpoints, KEY, at(0))),
-        ["delete endpoints default/web"]
+        ["require no services default/web", "delete endpoints default/web"]
     );
     object.metadata.labels = None;
     world.put(object);
