@@ -12,7 +12,7 @@ use super::{
     NAME, PROVISIONER, STORAGE, annotate, annotation, claim_ref, class_of_claim, is_for, matching,
     volume_name,
 };
-use crate::action::{Action, reference};
+use crate::action::{Action, LiveCheck, reference};
 use crate::controller::{Context, Controller, ObjectChange, View};
 use crate::protection;
 
@@ -292,10 +292,17 @@ fn bound(view: &dyn View, claim: &Shared<PersistentVolumeClaim>, name: &str) -> 
         );
     }
     let Some(volume) = view.get_as::<PersistentVolume>("", name) else {
-        return lost(
-            "ClaimLost",
-            "Bound claim has lost its PersistentVolume. Data on the volume is lost!",
-        );
+        // The cache of volumes may be older than that of claims.
+        let absent = Action::Require(LiveCheck::Absent {
+            kind: registry::PERSISTENT_VOLUME.clone(),
+            key: ObjectKey::new("", name),
+        });
+        let message = "Bound claim has lost its PersistentVolume. Data on the volume is lost!";
+        let mut actions: Vec<Action> = lost("ClaimLost", message);
+        if !actions.is_empty() {
+            actions.insert(0, absent);
+        }
+        return actions;
     };
     match claim_ref(&volume) {
         Some(to) if to.uid != claim.metadata.uid => lost(

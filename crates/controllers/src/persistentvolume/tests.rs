@@ -338,6 +338,7 @@ fn a_bound_claim_whose_volume_is_deleted_is_lost() {
     assert_eq!(
         actions,
         [
+            "require no persistentvolumes v",
             "update persistentvolumeclaims/status a/c",
             "event ClaimLost: Bound claim has lost its PersistentVolume. Data on the volume is lost!"
         ]
