@@ -29,6 +29,17 @@ pub fn controller_reference(owner: &Object) -> OwnerReference {
     }
 }
 
+/// The check that an owner's spec is still the one in the cache, which may be older than that of its pods: those of an owner that was
+/// scaled up or changed since count as surplus or outdated, and deletions cannot be undone.
+pub(crate) fn require_generation(owner: &Object) -> Action {
+    Action::Require(LiveCheck::Generation {
+        kind: owner.kind().clone(),
+        key: ObjectKey::of(owner),
+        uid: owner.uid().into(),
+        generation: owner.metadata().generation,
+    })
+}
+
 /// A selector that is not empty and parses; others select nothing.
 pub fn non_empty_selector(selector: &LabelSelector) -> Option<Selector> {
     let labels = selector.match_labels.as_ref().is_none_or(BTreeMap::is_empty);

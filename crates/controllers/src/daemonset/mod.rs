@@ -22,7 +22,7 @@ use self::placement::Placement;
 use crate::action::{Action, Create, Delete, Report, reference};
 use crate::controller::{Context, Controller, ObjectChange, View};
 use crate::history::{self, REVISION_HASH, label};
-use crate::owner::{claim, non_empty_selector, owners_of};
+use crate::owner::{claim, non_empty_selector, owners_of, require_generation};
 use crate::pod::{self, Availability};
 use crate::replicaset::count;
 
@@ -363,6 +363,7 @@ impl SyncDaemonSet<'_> {
                 report: Some(report.clone()),
                 ..Delete::of(pod.object())
             });
+            actions.push(require_generation(owner));
             actions.push(Action::DeleteMany(deletes.collect()));
         }
         actions

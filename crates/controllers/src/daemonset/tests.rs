@@ -269,6 +269,10 @@ fn an_update_deletes_as_many_as_may_be_unavailable() {
     sync(&mut world, 0);
     settle(&mut world);
     change(&mut world, "two");
+    let done = lines(&world.run(&DaemonSets, KEY, at(1)));
+    let at = |start: &str| done.iter().position(|l| l.starts_with(start));
+    let read = at("require daemonsets a/d of generation");
+    assert!(read.is_some() && read < at("delete pods"), "{done:?}");
     for round in 0..3 {
         let deleted = sync(&mut world, 1);
         assert_eq!(deleted.len(), 1, "{round} {deleted:?}");

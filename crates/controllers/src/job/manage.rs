@@ -11,6 +11,7 @@ use knarr_api::scale_down::deletion_order;
 
 use super::{MAX_PODS, PodCounts, SyncJob, pods, policy};
 use crate::action::{Action, Create, Delete};
+use crate::owner::require_generation;
 use crate::pod;
 use crate::replicaset::count;
 
@@ -20,6 +21,7 @@ impl<'a> SyncJob<'a> {
         if which.is_empty() {
             return;
         }
+        self.actions.push(require_generation(self.job.object()));
         if untracked {
             let tracked = which.iter().filter(|p| pods::is_tracked(p));
             let updates = tracked.map(|p| Action::update(pods::without_finalizer(p)));

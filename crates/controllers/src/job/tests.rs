@@ -290,6 +290,11 @@ fn s2_pods_that_run_when_a_job_finishes_are_deleted_and_the_job_waits_for_them()
         .collect();
     let uids: Vec<&str> = running.iter().map(|p| p.object().uid()).collect();
     assert_eq!(deletes, uids);
+    let generation =
+        |a: &Action| matches!(a, Action::Require(LiveCheck::Generation { uid, .. }) if uid == "uid-j");
+    let deletion = |a: &Action| matches!(a, Action::DeleteMany(_));
+    assert!(actions.iter().position(generation) < actions.iter().position(deletion));
+    assert!(actions.iter().any(generation), "{:?}", lines(&actions));
     settle(&mut world, 30);
     assert_eq!(conditions(&world), ["FailureTarget=True:DeadlineExceeded"]);
     assert_eq!(

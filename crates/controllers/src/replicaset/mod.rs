@@ -18,7 +18,7 @@ use knarr_apimachinery::time::seconds;
 
 use crate::action::{Action, Create, Delete, Failure, Report, Verb, reference};
 use crate::controller::{Context, Controller, ObjectChange, View};
-use crate::owner::{claim, controller_of, non_empty_selector, owners_of};
+use crate::owner::{claim, controller_of, non_empty_selector, owners_of, require_generation};
 use crate::pod::{self, Availability};
 
 use eviction_surge::EvictionSurge;
@@ -126,10 +126,12 @@ pub(crate) fn manage(
     owner: &Object,
     desired: &Desired<'_>,
     pods: &[Shared<Pod>],
-) -> Option<Action> {
+) -> Vec<Action> {
     let replicas = usize::try_from(desired.replicas).unwrap_or(0);
     if pods.len() < replicas {
-        let template = desired.template?;
+        let Some(template) = desired.template else {
+            return Vec::new();
+        };
         let report = Report {
             about: reference(owner),
             done: Some(("SuccessfulCreate", "Created pod: ".into())),
@@ -140,7 +142,7 @@ pub(crate) fn manage(
             report: Some(report.clone()),
             ..Create::new(pod::from_template(owner, template))
         });
-        return Some(Action::CreateMany(creates.collect()));
+        return vec![Action::CreateMany(creates.collect())];
     }
     if pods.len() > replicas {
         let report = Report {
@@ -164,9 +166,9 @@ pub(crate) fn manage(
             report: Some(report.clone()),
             ..Delete::of(p.object())
         });
-        return Some(Action::DeleteMany(deletes.collect()));
+        return vec![require_generation(owner), Action::DeleteMany(deletes.collect())];
     }
-    None
+    Vec::new()
 }
 
 /// The number of active pods on each node, of this set and of the sets with the same controller.

@@ -7,6 +7,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta, 
 use knarr_apimachinery::Error;
 
 use super::*;
+use crate::action::LiveCheck;
 use crate::world::{World, at, lines, updated};
 
 mod scale_down;
@@ -255,7 +256,15 @@ fn surplus_pods_are_deleted_in_their_order() {
         world.put(first);
         world.put(second);
         let actions = world.run(&ReplicaSets::default(), KEY, at(1000));
-        assert_eq!(lines(&actions)[0], format!("delete pods default/{name}"), "{why}");
+        // Of a set that was scaled up since, it must not be deleted.
+        let Some(Action::Require(LiveCheck::Generation { uid, generation, .. })) = actions.first() else {
+            panic!("the set is read first: {:?}", lines(&actions))
+        };
+        assert_eq!(
+            (uid.as_str(), *generation),
+            ("uid-web", set(1).metadata.generation)
+        );
+        assert_eq!(lines(&actions)[1], format!("delete pods default/{name}"), "{why}");
     }
     // Two on one node: one of them is deleted, though the third is younger.
     let mut world = World::default();
@@ -265,7 +274,7 @@ fn surplus_pods_are_deleted_in_their_order() {
     world.put(created(on(p("c"), "n2"), 999));
     let actions = world.run(&ReplicaSets::default(), KEY, at(1000));
     assert!(
-        lines(&actions)[0].starts_with("delete pods default/b"),
+        lines(&actions)[1].starts_with("delete pods default/b"),
         "{:?}",
         lines(&actions)
     );

@@ -26,11 +26,11 @@ use knarr_api::registry;
 use knarr_api::{Kind, ObjectKey, Shared};
 
 use self::claims::Claims;
-use crate::action::{Action, Create, Delete, LiveCheck, Report, reference};
+use crate::action::{Action, Create, Delete, Report, reference};
 use crate::controller::{Context, Controller, ObjectChange, View};
 use crate::deployment::rollout_bounds::scaled;
 use crate::history;
-use crate::owner::{claim_if, non_empty_selector, owners_of};
+use crate::owner::{claim_if, non_empty_selector, owners_of, require_generation};
 use crate::pod::{self, Availability};
 use crate::replicaset::count;
 
@@ -131,13 +131,7 @@ impl Controller for StatefulSets {
         }
         let mut actions = plan.actions;
         if actions.iter().any(needs_current_spec) {
-            let current = LiveCheck::Generation {
-                kind: registry::STATEFUL_SET.clone(),
-                key: key.clone(),
-                uid: owner.uid().into(),
-                generation: set.metadata.generation,
-            };
-            actions.insert(0, Action::Require(current));
+            actions.insert(0, require_generation(owner));
         }
         complete(spec, &mut status);
         if differs(&old, &status) {

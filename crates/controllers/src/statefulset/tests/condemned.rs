@@ -1,6 +1,7 @@
 //! Pods beyond the desired number, and what OrderedReady waits for.
 
 use super::*;
+use crate::action::LiveCheck;
 
 /// Sets the state of a pod at second 20: ready for twenty seconds or for five, not ready, or being deleted.
 fn set_state(world: &mut World, name: &str, state: &str) {
