@@ -63,30 +63,54 @@ impl Pipeline {
             orphan_dependents: options.orphan_dependents,
             pod_condition: None,
         };
+        let has_version = request.options.preconditions.resource_version.is_some();
+        let mut attempts = 0;
+        loop {
+            let Err(error) = self.try_evict(ctx, target, &mut request).await else {
+                return success(Some(201), None);
+            };
+            attempts += 1;
+            // The precondition that was added: the pod has changed, and whether it may be evicted is decided again.
+            let added = request.options.preconditions.resource_version.take();
+            let has_changed = error.is_conflict() && !has_version && added.is_some();
+            if !has_changed || attempts == EVICTION_ATTEMPTS {
+                return Err(error);
+            }
+        }
+    }
+
+    /// Evicts the pod as it is now. It may add the pod's resourceVersion to the request's preconditions.
+    async fn try_evict(
+        &self,
+        ctx: &mut Ctx,
+        target: &Target<'_>,
+        request: &mut DeleteRequest,
+    ) -> Result<(), Error> {
         let pod_target = Target::main(target.kind, target.namespace, target.name);
         let object = self.get(&pod_target)?;
         check_preconditions(target.kind, &request.options.preconditions, &object)?;
         let pod: &Pod = decoded(&object)?;
-        if !can_ignore_pdb(pod) {
+        let requires_unchanged = if can_ignore_pdb(pod) {
+            may_become_ready(pod)
+        } else {
             let budget = self.budget_of(pod, target.namespace)?;
             if is_ready(pod) {
                 self.surge_first(ctx, &pod_target, pod, &request.options.preconditions)
                     .await?;
             }
-            let requires_unchanged = match budget {
+            match budget {
                 Some(budget) => self.check_budget(ctx, pod, &budget).await?,
                 None => false,
-            };
-            if requires_unchanged && request.options.preconditions.resource_version.is_none() {
-                request.options.preconditions.resource_version = Some(object.revision().to_string());
             }
+        };
+        if requires_unchanged && request.options.preconditions.resource_version.is_none() {
+            request.options.preconditions.resource_version = Some(object.revision().to_string());
         }
         if object.metadata().deletion_timestamp.is_none() && !ctx.dry_run {
-            self.add_disruption_condition(ctx, &pod_target, &mut request)
-                .await?;
+            self.add_disruption_condition(ctx, &pod_target, request).await?;
         }
-        self.delete(ctx, &pod_target, &request).await?;
-        success(Some(201), None)
+        self.delete(ctx, &pod_target, request).await?;
+        Ok(())
     }
 
     /// The one budget that covers the pod.
@@ -205,6 +229,15 @@ fn can_ignore_pdb(pod: &Pod) -> bool {
     phase(pod) == "Pending" || !is_active(pod)
 }
 
+/// Whether a pod whose budget is ignored may be Ready when it is deleted, and count for the budget by then: it is deleted only unchanged
+/// (upstream: shouldEnforceResourceVersion).
+fn may_become_ready(pod: &Pod) -> bool {
+    is_active(pod)
+}
+
+/// How often an eviction is decided on if the pod changes meanwhile. Upstream tries twenty times, with pauses (EvictionsRetry).
+const EVICTION_ATTEMPTS: usize = 5;
+
 /// How many evictions may be unconfirmed by the disruption controller (MaxDisruptedPodSize).
 const DISRUPTED_PODS_MAX: usize = 2000;
 
@@ -306,4 +339,31 @@ fn add_cause(reason: &str, error: &mut Error, message: String) {
         message: Some(message),
         field: None,
     }]);
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn p5_a_pod_that_ignores_its_budget_is_deleted_only_unchanged_while_it_may_become_ready() {
+        // The phase, whether it is being deleted -> whether its budget is ignored, whether it has to be unchanged.
+        for (phase, deleting, ignores, unchanged) in [
+            ("Pending", false, true, true),
+            ("Pending", true, true, false),
+            ("Running", true, true, false),
+            ("Succeeded", false, true, false),
+            ("Failed", false, true, false),
+            ("Running", false, false, true),
+        ] {
+            let mut pod: Pod = serde_json::from_value(json!({"metadata": {"name": "p"}})).unwrap();
+            pod.status.get_or_insert_default().phase = Some(phase.into());
+            let now = k8s_openapi::jiff::Timestamp::UNIX_EPOCH;
+            pod.metadata.deletion_timestamp = deleting.then(|| seconds(now));
+            let found = (can_ignore_pdb(&pod), may_become_ready(&pod));
+            assert_eq!(found, (ignores, unchanged), "{phase} {deleting}");
+        }
+    }
 }
