@@ -147,10 +147,9 @@ impl Entry {
         self.service.is_none() && self.slices.is_empty()
     }
 
-    /// Whether its slices have an endpoint with one of these addresses that meets the condition.
-    fn has_endpoint(&self, addresses: &[IpAddr], condition: impl Fn(&Endpoint) -> bool) -> bool {
-        let mut endpoints = self.slices.values().flat_map(|slice| &slice.endpoints);
-        endpoints.any(|endpoint| condition(endpoint) && addresses.contains(&endpoint.address))
+    /// The endpoints of all its slices.
+    fn endpoints(&self) -> impl Iterator<Item = &Endpoint> {
+        self.slices.values().flat_map(|slice| &slice.endpoints)
     }
 }
 
@@ -289,7 +288,8 @@ impl Catalog {
     /// Whether a Service of the namespace offers one of these addresses to new connections.
     pub fn offers(&self, namespace: &str, addresses: &[IpAddr]) -> bool {
         self.of_namespace(namespace)
-            .any(|entry| entry.has_endpoint(addresses, Endpoint::is_offered))
+            .flat_map(Entry::endpoints)
+            .any(|endpoint| endpoint.is_offered() && addresses.contains(&endpoint.address))
     }
 
     /// Whether EndpointSlices may offer a pod with these labels: a Service of the namespace selects it, and it is ready or
@@ -299,16 +299,20 @@ impl Catalog {
     }
 
     /// Whether a controller may not have seen yet that this pod is deleted, and offer it later: EndpointSlices
-    /// [may](Catalog::may_offer) offer it, and those of a Service do not have it as terminating.
+    /// [may](Catalog::may_offer) offer it, and those of a Service do not have it as terminating. That they have another pod, which had one
+    /// of the addresses before, says nothing.
     pub fn may_offer_later(
         &self,
         namespace: &str,
         labels: &BTreeMap<String, String>,
         is_ready: bool,
-        addresses: &[IpAddr],
+        (pod_uid, addresses): (&str, &[IpAddr]),
     ) -> bool {
-        self.offering(namespace, labels, is_ready)
-            .any(|entry| !entry.has_endpoint(addresses, |endpoint| endpoint.terminating))
+        self.offering(namespace, labels, is_ready).any(|entry| {
+            !entry
+                .endpoints()
+                .any(|endpoint| endpoint.is_terminating(pod_uid, addresses))
+        })
     }
 
     /// The Services whose EndpointSlices may offer such a pod.

@@ -103,6 +103,7 @@ impl EndpointPropagation {
     /// none can have offered it. The result is whether one has offered it. The caller bounds the wait.
     pub async fn withdrawn(&self, pod: &core::Pod) -> bool {
         let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
+        let uid = pod.metadata.uid.as_deref().unwrap_or_default();
         let addresses = addresses(pod);
         let marked = marked_at(pod);
         let no_labels = BTreeMap::new();
@@ -115,7 +116,7 @@ impl EndpointPropagation {
             let has_reached = |marked| reached.slices.is_some_and(|slices| slices >= marked);
             !catalog.may_offer(namespace, labels, is_ready)
                 || marked.is_none_or(has_reached)
-                    && !catalog.may_offer_later(namespace, labels, is_ready, &addresses)
+                    && !catalog.may_offer_later(namespace, labels, is_ready, (uid, &addresses[..]))
         };
         loop {
             self.catalog

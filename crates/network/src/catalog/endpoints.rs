@@ -53,6 +53,8 @@ struct Names {
     hostname: Option<Box<str>>,
     /// Of the Pod it targets.
     pod: Option<Box<str>>,
+    /// The uid of that Pod, if it is terminating.
+    terminating_pod: Option<Box<str>>,
 }
 
 /// Hints of an endpoint that has at least one.
@@ -95,6 +97,13 @@ impl Endpoint {
     /// The name of the Pod it targets.
     pub fn pod(&self) -> Option<&str> {
         self.names.as_ref()?.pod.as_deref()
+    }
+
+    /// Whether it is the endpoint of this pod, and terminating. An address may have had another pod before; without a uid in the slice it
+    /// decides.
+    pub(super) fn is_terminating(&self, pod_uid: &str, addresses: &[IpAddr]) -> bool {
+        let uid = self.names.as_ref().and_then(|n| n.terminating_pod.as_deref());
+        self.terminating && addresses.contains(&self.address) && uid.is_none_or(|uid| uid == pod_uid)
     }
 
     /// `hints.forZones`.
@@ -148,16 +157,22 @@ impl Slice {
             let has_hints = !(hints.zones.is_empty() && hints.nodes.is_empty());
             let target = endpoint.target_ref.as_ref();
             let pod = target.filter(|t| t.kind.as_deref() == Some("Pod"));
+            let terminating = conditions.and_then(|c| c.terminating).unwrap_or(false);
             let names = Names {
                 hostname: endpoint.hostname.as_deref().map(Into::into),
                 pod: pod.and_then(|t| t.name.as_deref()).map(Into::into),
+                terminating_pod: pod
+                    .filter(|_| terminating)
+                    .and_then(|t| t.uid.as_deref())
+                    .map(Into::into),
             };
-            let has_names = names.hostname.is_some() || names.pod.is_some();
+            let has_names =
+                names.hostname.is_some() || names.pod.is_some() || names.terminating_pod.is_some();
             Some(Endpoint {
                 address,
                 ready,
                 serving: conditions.and_then(|c| c.serving).unwrap_or(ready),
-                terminating: conditions.and_then(|c| c.terminating).unwrap_or(false),
+                terminating,
                 node: endpoint.node_name.as_deref().map(|n| interner.get(n).into()),
                 zone: endpoint.zone.as_deref().map(|z| interner.get(z)),
                 names: has_names.then(|| Box::new(names)),

@@ -265,18 +265,31 @@ fn b7_a_deleted_pod_may_be_offered_later_until_each_service_has_it_as_terminatin
         });
         catalog.apply_service(&serde_json::from_value(service).unwrap());
     }
-    let may = |catalog: &Catalog, is_ready| catalog.may_offer_later("ns", &labels, is_ready, &[ip]);
+    let may =
+        |catalog: &Catalog, is_ready| catalog.may_offer_later("ns", &labels, is_ready, ("uid-p", &[ip][..]));
     assert!(!may(&catalog, false), "it is not ready");
     let endpoint = |conditions: Value| json!([{"addresses": ["10.1.0.1"], "conditions": conditions}]);
     let ready = endpoint(json!({"ready": true}));
     let unready = endpoint(json!({"ready": false}));
     let terminating = endpoint(json!({"ready": false, "serving": true, "terminating": true}));
+    let of_pod = |uid: &str| {
+        let mut of_pod = terminating.clone();
+        of_pod[0]["targetRef"] = json!({"kind": "Pod", "name": "p", "uid": uid});
+        of_pod
+    };
+    let (own, former) = (of_pod("uid-p"), of_pod("uid-former"));
+    let mut both = former.clone();
+    both.as_array_mut().unwrap().push(own[0].clone());
     for (of_a, of_b, expected) in [
         (&json!([]), &json!([]), true),
         (&ready, &ready, true),
         (&unready, &unready, true),
         (&terminating, &json!([]), true),
         (&terminating, &terminating, false),
+        (&own, &own, false),
+        // The address was that of another pod, of the same name perhaps, which is terminating still.
+        (&own, &former, true),
+        (&both, &own, false),
     ] {
         catalog.apply_slice(&slice("sa", "a", of_a.clone()));
         catalog.apply_slice(&slice("sb", "b", of_b.clone()));
