@@ -32,7 +32,7 @@ use knarr_api::kinds::node::{OUT_OF_SERVICE, has_out_of_service_taint};
 use knarr_api::{Kind, Object, k8s_openapi, registry};
 use knarr_apimachinery::time::seconds;
 
-use crate::action::Action;
+use crate::action::{Action, LiveCheck};
 use crate::controller::View;
 use crate::node::condition;
 pub use attempt::{AgentResult, Run};
@@ -226,12 +226,19 @@ impl Fencing {
                 }
             },
         }
-        if next.status.phase == Phase::Fencing && fencing.status.phase != Phase::Fencing {
+        let starts = next.status.phase == Phase::Fencing && fencing.status.phase != Phase::Fencing;
+        if starts {
             *started += 1;
         }
         if next.status != fencing.status {
             set_conditions(&mut next, snapshot.now);
-            decision.actions.push(status_update(&next, fencing, node));
+            let mut update = status_update(&next, fencing, node);
+            if starts && fencing.spec.automatic {
+                // The cache may lag: agents would switch off a node that reports its status again.
+                let node = fencing.spec.node_name.as_str().into();
+                update.insert(0, Action::Require(LiveCheck::Unreachable { node }));
+            }
+            decision.actions.push(update);
         }
         if next.status.phase != fencing.status.phase {
             self.attempts.remove(name);

@@ -167,6 +167,12 @@ fn s6_a_lost_node_is_fenced_and_only_then_tainted_as_out_of_service() {
     assert_eq!(story.settle(59, |_| "ok"), [""; 0], "not lost for long enough");
     let done = story.settle(60, |run| if run.action == "status" { "off" } else { "ok" });
     assert_eq!(story.runs, ["fence_a off", "fence_a status"]);
+    let read = done.iter().position(|l| l == "require node n1 unreachable");
+    let starts = done.iter().position(|l| l.starts_with("event FencingStarted"));
+    assert!(
+        read.is_some() && read < starts,
+        "the node may report its status again: {done:?}"
+    );
     assert_eq!(story.phase(), Some(Phase::Fenced));
     assert!(story.is_tainted());
     let evidence = done
