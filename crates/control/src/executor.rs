@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use futures::future::join_all;
 use k8s_openapi::api::authorization::v1::SubjectAccessReview;
+use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Node, ObjectReference, Pod};
 use knarr_api::registry::Registered;
 use knarr_api::{AnyObject, k8s_openapi, registry};
@@ -347,6 +348,20 @@ impl Executor {
             LiveCheck::OutOfService { node } => {
                 let why = "it is not out of service";
                 self.require_node(&node, is_out_of_service, why).await
+            }
+            LiveCheck::NotRenewed { lease, renewed } => {
+                let kind = &registry::LEASE;
+                let failure = failure(Verb::Require, kind, &lease.name);
+                let live = match self.api.get(kind, &lease.namespace, &lease.name).await {
+                    Err(error) if error.is_not_found() => return Ok(()),
+                    live => live.map_err(&failure)?,
+                };
+                let spec = live.get::<Lease>().and_then(|lease| lease.spec.as_ref());
+                if spec.and_then(|s| s.renew_time.as_ref()) == renewed.as_ref() {
+                    return Ok(());
+                }
+                let why = "it has been renewed";
+                Err(failure(Error::conflict(kind.resource_ref(&lease.name), why)))
             }
             LiveCheck::Unreachable { node } => {
                 let why = "it is not unreachable";

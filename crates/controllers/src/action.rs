@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use k8s_openapi::api::authorization::v1::SubjectAccessReviewSpec;
 use k8s_openapi::api::core::v1::{ObjectReference, Taint};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use knarr_api::k8s_openapi;
 use knarr_api::registry::Registered;
 use knarr_api::{AnyObject, Kind, Object, ObjectKey};
@@ -88,6 +89,11 @@ pub enum LiveCheck {
     AbsentUid { kind: Kind, key: ObjectKey, uid: String },
     /// The node is not ready and has the out-of-service taint: nothing of it runs any more.
     OutOfService { node: NodeName },
+    /// The node has not renewed its Lease since: it has this renewTime, or does not exist.
+    NotRenewed {
+        lease: ObjectKey,
+        renewed: Option<MicroTime>,
+    },
     /// The node's Ready condition is Unknown.
     Unreachable { node: NodeName },
     /// The node has all of these taints, with the times at which they were added.
@@ -345,6 +351,9 @@ impl fmt::Display for Action {
             }
             Action::Require(LiveCheck::OutOfService { node }) => {
                 write!(f, "require node {node} out of service")
+            }
+            Action::Require(LiveCheck::NotRenewed { lease, .. }) => {
+                write!(f, "require leases {lease} not renewed")
             }
             Action::Require(LiveCheck::Unreachable { node }) => write!(f, "require node {node} unreachable"),
             Action::Require(LiveCheck::Tainted { node, .. }) => write!(f, "require node {node} tainted"),

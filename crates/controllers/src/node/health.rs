@@ -3,6 +3,9 @@
 //!
 //! Times on a lease are by the node's clock; what counts is when *this controller* last observed a change. After its restart every node
 //! has its whole grace period again.
+//!
+//! The cache of Leases may be older than that of nodes: before a node becomes Unknown its Lease is read live. Otherwise all nodes would when
+//! that watch is late, and their pods lose their readiness at once. The write of the node has its resourceVersion as precondition.
 
 use std::collections::BTreeMap;
 
@@ -13,13 +16,13 @@ use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use knarr_api::k8s_openapi;
 use knarr_api::registry;
 use knarr_api::well_known::{NODE_LEASE_NAMESPACE, NOT_READY};
-use knarr_api::{Kind, Shared};
+use knarr_api::{Kind, ObjectKey, Shared};
 use knarr_apimachinery::ids::NodeName;
 use knarr_apimachinery::time::seconds;
 
 use super::zones::{EvictionRates, NodeObservation, Zones};
 use super::{NO_EXECUTE, UNREACHABLE, condition};
-use crate::action::{Action, reference};
+use crate::action::{Action, LiveCheck, reference};
 use crate::controller::View;
 use crate::sweep::Sweep;
 
@@ -223,6 +226,7 @@ impl NodeHealth {
             renewed: lease.and_then(|l| l.spec.as_ref()?.renew_time.clone()),
             heartbeat: ready.and_then(|c| c.last_heartbeat_time.clone()),
         };
+        let renewed = observed.renewed.clone();
         let grace = if ready.is_some() {
             self.config.grace
         } else {
@@ -238,7 +242,12 @@ impl NodeHealth {
         if now.duration_since(moved) <= grace {
             return (moved, None);
         }
-        (moved, self.set_unknown(node, now))
+        let mut lost = self.set_unknown(node, now);
+        if let Some(actions) = &mut lost {
+            let lease = ObjectKey::new(NODE_LEASE_NAMESPACE, name);
+            actions.insert(0, Action::Require(LiveCheck::NotRenewed { lease, renewed }));
+        }
+        (moved, lost)
     }
 
     fn set_unknown(&self, node: &Shared<Node>, now: Timestamp) -> Option<Vec<Action>> {

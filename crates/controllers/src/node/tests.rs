@@ -84,13 +84,21 @@ fn s4_a_node_is_unknown_after_forty_seconds_without_renewal_whatever_its_clock_s
     world.put(lease(-3590));
     assert_eq!(sweep(&mut health, &mut world, 10), [""; 0]);
     assert_eq!(sweep(&mut health, &mut world, 50), [""; 0]);
+    let actions: Vec<Action> = health.sweep(&world, at(51)).into_iter().flatten().collect();
+    world.take_updates(&actions);
     assert_eq!(
-        sweep(&mut health, &mut world, 51),
+        lines(&actions),
         [
+            "require leases kube-node-lease/n not renewed",
             "update nodes/status n",
             "event NodeNotReady: Node n status is now: NodeNotReady"
         ]
     );
+    // The cache of Leases may be old: its last renewal has to be the last one at the API.
+    let Action::Require(LiveCheck::NotRenewed { renewed, .. }) = &actions[0] else {
+        panic!("the Lease is read first")
+    };
+    assert_eq!(*renewed, lease(-3590).spec.unwrap().renew_time);
     let view: &dyn crate::View = &world;
     let lost = view.get_as::<Node>("", "n").unwrap();
     let of = |type_| {
