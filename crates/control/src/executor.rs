@@ -7,6 +7,7 @@ use futures::future::join_all;
 use k8s_openapi::api::authorization::v1::SubjectAccessReview;
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Node, ObjectReference, Pod};
+use k8s_openapi::api::storage::v1::VolumeAttachment;
 use knarr_api::registry::Registered;
 use knarr_api::{AnyObject, k8s_openapi, registry};
 use knarr_apimachinery::finalizer::contains as has_finalizer;
@@ -18,6 +19,7 @@ use knarr_client::{
 use knarr_controllers::action::{
     Action, Create, Delete, Dependents, Failure, LiveCheck, Release, Report, Verb,
 };
+use knarr_controllers::csi_attach;
 use knarr_controllers::node::eviction::has_taints;
 use knarr_controllers::node::taints::is_unreachable;
 use knarr_controllers::podgc::is_out_of_service;
@@ -397,6 +399,22 @@ impl Executor {
                     about,
                     "the requester is not allowed to have it",
                 )))
+            }
+            LiveCheck::NotAttachedElsewhere { volume, node } => {
+                let kind = &registry::VOLUME_ATTACHMENT;
+                let failure = failure(Verb::Require, kind, "");
+                let all = self.api.list(kind, ListOptions::default()).await;
+                let all = all.map_err(&failure)?;
+                let is_elsewhere =
+                    |attachment: &VolumeAttachment| csi_attach::is_elsewhere(attachment, &volume, &node);
+                let mut attachments = all.items.iter();
+                match attachments.find(|o| o.get::<VolumeAttachment>().is_some_and(is_elsewhere)) {
+                    None => Ok(()),
+                    Some(other) => {
+                        let why = format!("it attaches volume {volume} to another node");
+                        Err(failure(Error::conflict(kind.resource_ref(other.name()), &why)))
+                    }
+                }
             }
             LiveCheck::ClaimUnused { claim } => {
                 let kind = &registry::POD;

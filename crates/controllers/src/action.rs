@@ -98,6 +98,8 @@ pub enum LiveCheck {
     Unreachable { node: NodeName },
     /// The node has all of these taints, with the times at which they were added.
     Tainted { node: NodeName, taints: Vec<Taint> },
+    /// No VolumeAttachment that `csi_attach` created attaches this volume to another node.
+    NotAttachedElsewhere { volume: String, node: NodeName },
     /// The namespace has no object of the kind.
     NoneInNamespace { kind: Kind, namespace: String },
     /// The namespace has no custom resources.
@@ -357,6 +359,9 @@ impl fmt::Display for Action {
             }
             Action::Require(LiveCheck::Unreachable { node }) => write!(f, "require node {node} unreachable"),
             Action::Require(LiveCheck::Tainted { node, .. }) => write!(f, "require node {node} tainted"),
+            Action::Require(LiveCheck::NotAttachedElsewhere { volume, node }) => {
+                write!(f, "require {volume} attached to no node but {node}")
+            }
             Action::Require(LiveCheck::ClaimUnused { claim }) => write!(f, "require {claim} unused"),
             Action::Require(LiveCheck::NoCustomResources { namespace }) => {
                 write!(f, "require no custom objects in {namespace}")

@@ -3,7 +3,8 @@
 //! There is one for each node, while a pod there needs the volume. The kubelet puts its finalizer on an attachment before it uses the
 //! volume, and while that is set the attachment is not deleted: **no timer ever does so** (SPEC S7). As in
 //! [`attachdetach`](crate::attachdetach), the finalizer is removed only for a node that was deleted or is out of service.
-//! A volume of a single node is attached to another one only when the first attachment has been removed.
+//! A volume of a single node is attached to another one only when the first attachment has been removed, which a live read confirms: the
+//! cache of attachments may be older than that of pods, and a driver may not notice that the volume is published to another node.
 
 use std::collections::BTreeSet;
 
@@ -18,7 +19,7 @@ use knarr_api::registry;
 use knarr_api::{Kind, ObjectKey, Shared};
 use knarr_apimachinery::finalizer;
 
-use crate::action::{Action, Create, Delete, reference};
+use crate::action::{Action, Create, Delete, LiveCheck, reference};
 use crate::attachdetach::{AttachDetach, force_detach, users, volume_of};
 use crate::controller::{Context, Controller, ObjectChange, View};
 use crate::pod;
@@ -95,6 +96,13 @@ fn is_generated(attachment: &VolumeAttachment) -> bool {
     let name = attachment.metadata.name.as_deref().unwrap_or("");
     let digest = name.strip_prefix("csi-").unwrap_or("");
     digest.len() == SHA256_DIGITS && digest.bytes().all(|b| b.is_ascii_hexdigit())
+}
+
+/// Whether this is an attachment of the volume to another node that this controller created.
+pub fn is_elsewhere(attachment: &VolumeAttachment, volume: &str, node: &str) -> bool {
+    let spec = &attachment.spec;
+    let is_ours = spec.attacher != ATTACHER && is_generated(attachment);
+    is_ours && volume_of(attachment) == volume && spec.node_name != node
 }
 
 /// The driver and the handle of a CSI volume.
@@ -175,6 +183,12 @@ fn attach(
             continue;
         }
         nodes.insert(node);
+        if one_node {
+            actions.push(Action::Require(LiveCheck::NotAttachedElsewhere {
+                volume: name.into(),
+                node: node.into(),
+            }));
+        }
         actions.push(Action::Create(Create::new(VolumeAttachment {
             metadata: ObjectMeta {
                 name: Some(csi_attachment(handle, driver, &node.into())),
@@ -259,13 +273,38 @@ mod tests {
     fn s7_a_volume_for_one_node_is_attached_to_the_oldest_users_node_only() {
         let two = [("p1", "n1"), ("p2", "n2")];
         let events = decided(&world("ReadWriteOnce", &two));
-        assert_eq!(events[0], "create volumeattachments n1");
-        assert!(events[1].contains("Multi-Attach error"), "{events:?}");
+        assert_eq!(
+            events[..2],
+            [
+                "require v attached to no node but n1",
+                "create volumeattachments n1"
+            ]
+        );
+        assert!(events[2].contains("Multi-Attach error"), "{events:?}");
         let both = decided(&world("ReadWriteMany", &two));
         assert_eq!(
             both,
             ["create volumeattachments n1", "create volumeattachments n2"]
         );
+    }
+
+    #[test]
+    fn s7_an_attachment_of_the_same_volume_to_another_node_keeps_it_from_being_attached() {
+        let generated = csi_attachment("h", "d", &"n1".into());
+        let generated = generated.as_str();
+        for (name, attacher, volume, node, elsewhere) in [
+            (generated, "d", "v", "n1", true),
+            (generated, "d", "v", "n2", false),
+            (generated, "d", "w", "n1", false),
+            (generated, ATTACHER, "v", "n1", false),
+            // A user's.
+            ("va-1", "d", "v", "n1", false),
+        ] {
+            let attachment: VolumeAttachment = from(json!({"metadata": {"name": name},
+                "spec": {"attacher": attacher, "nodeName": node, "source": {"persistentVolumeName": volume}}}));
+            let found = is_elsewhere(&attachment, "v", "n2");
+            assert_eq!(found, elsewhere, "{name} {attacher} {volume} {node}");
+        }
     }
 
     #[test]
@@ -393,7 +432,7 @@ mod tests {
     fn s7_an_attachment_names_its_driver_node_and_volume() {
         let world = world("ReadWriteOnce", &[("p1", "n1")]);
         let actions = world.run(&CsiAttach, ("", "v"), at(0));
-        let Some(Action::Create(create)) = actions.first() else {
+        let Some(Action::Create(create)) = actions.last() else {
             panic!("an attachment is created: {:?}", lines(&actions));
         };
         let created = create.object.as_any().downcast_ref::<VolumeAttachment>().unwrap();
