@@ -153,10 +153,19 @@ impl KindCache {
         state.newest
     }
 
-    /// As [`KindCache::scan`], with all objects that `filter` matches, and perhaps others.
-    pub fn scan_for(&self, filter: &Filter, visit: impl FnMut(&Arc<Object>) -> bool) -> u64 {
+    /// As [`KindCache::scan`], with all objects that `filter` matches, and perhaps others. The object that it names is found without
+    /// a scan.
+    pub fn scan_for(&self, filter: &Filter, mut visit: impl FnMut(&Arc<Object>) -> bool) -> u64 {
         let state = self.state.read();
-        state.visit(self.required(filter), &filter.namespace, "", visit);
+        let has_key = !filter.namespace.is_empty() || !filter.kind.namespaced();
+        match filter.name().filter(|_| has_key) {
+            Some(name) => {
+                if let Some(object) = state.objects.get(keys::local(&filter.namespace, name).as_str()) {
+                    visit(object);
+                }
+            }
+            None => state.visit(self.required(filter), &filter.namespace, "", visit),
+        }
         state.newest
     }
 

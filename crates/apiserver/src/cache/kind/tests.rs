@@ -49,6 +49,42 @@ fn pods_are_found_by_their_node_until_they_are_removed() {
 }
 
 #[test]
+fn a_list_by_name_visits_one_object_if_the_name_is_a_key() {
+    let cache = KindCache::new(&registry::POD);
+    let pod = |namespace: &str, name: &str| {
+        let mut pod = Pod::default();
+        (pod.metadata.namespace, pod.metadata.name) = (Some(namespace.into()), Some(name.into()));
+        pod.metadata.resource_version = Some("1".into());
+        Arc::new(Object::from_typed(&registry::POD, Box::new(pod)))
+    };
+    let keys = [("a", "p"), ("a", "q"), ("b", "p")];
+    let pods = keys.map(|(namespace, name)| (format!("{namespace}/{name}"), pod(namespace, name)));
+    cache.load(pods.into(), 1);
+    for (namespace, selector, listed, visited) in [
+        ("a", "metadata.name=p", 1, 1),
+        ("a", "metadata.name=r", 0, 0),
+        ("a", "metadata.name!=p", 1, 2),
+        ("a", "metadata.name=p,metadata.namespace=b", 0, 1),
+        ("", "metadata.name=p", 2, 3),
+    ] {
+        let filter = Filter {
+            fields: fields::Selector::parse(&registry::POD, selector).unwrap(),
+            ..Filter::everything(&registry::POD, namespace)
+        };
+        let mut count = 0;
+        cache.scan_for(&filter, |_| {
+            count += 1;
+            true
+        });
+        assert_eq!(
+            (cache.list(&filter).len(), count),
+            (listed, visited),
+            "{namespace} {selector}"
+        );
+    }
+}
+
+#[test]
 fn a_watch_of_one_nodes_pods_gets_the_changes_of_these_alone() {
     let cache = KindCache::new(&registry::POD);
     let pod = |revision: u64, node: Option<&str>| {
