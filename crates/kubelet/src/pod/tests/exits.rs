@@ -216,3 +216,30 @@ fn l5_an_exit_of_one_container_shows_the_back_off_of_another() {
     life.exit("a0", 1);
     assert_eq!(life.status(), "Running a=running/1 b=CrashLoopBackOff/1");
 }
+
+#[test]
+fn l5_a_restart_after_a_back_off_that_the_status_has_not_shown_is_preceded_by_it() {
+    let mut life = Life::new(json!({}));
+    life.settle();
+    life.exit("c0", 1);
+    life.exit("c1", 1);
+    assert_eq!(life.status(), "Running c=Error:1/1");
+    life.take_log();
+    // The node was busy: the status was due a second ago.
+    life.now += SignedDuration::from_secs(10);
+    life.settle();
+    assert_eq!(life.status(), "Running c=running/2");
+    let log = life.take_log();
+    let shown = "status Running c=CrashLoopBackOff/1".to_string();
+    assert!(log.contains(&shown), "{log:#?}");
+}
+
+#[test]
+fn l13_only_the_run_that_began_last_is_the_latest() {
+    let mut life = Life::new(json!({}));
+    life.settle();
+    let latest = |life: &Life| ["c0", "c1"].map(|id| life.pod.is_latest_run(&id.into()));
+    assert_eq!(latest(&life), [true, false]);
+    life.exit("c0", 1);
+    assert_eq!(latest(&life), [false, true]);
+}

@@ -171,3 +171,31 @@ fn l4_the_health_of_devices_before_a_container_runs_is_part_of_the_next_status()
     learned.settle();
     assert_eq!(shown(&learned), health().remove("c"));
 }
+
+#[test]
+fn l1_volumes_that_could_not_be_set_up_are_reported_while_the_pod_waits_for_them() {
+    let failed = || Event::VolumesFailed {
+        reason: "FailedMount",
+        message: "no such server".into(),
+        is_external: false,
+    };
+    let reported = |life: &mut Life| {
+        life.take_log();
+        life.step(failed());
+        let event = "event !FailedMount: no such server".to_string();
+        life.take_log().contains(&event)
+    };
+    let mut life = Life::new(json!({}));
+    life.step(Event::Timer);
+    assert!(reported(&mut life));
+
+    let mut life = Life::new(json!({}));
+    life.settle();
+    assert!(!reported(&mut life), "they were set up");
+
+    let mut life = Life::new(json!({}));
+    life.is_held = |action| matches!(action, Action::SetUpVolumes);
+    life.settle();
+    life.delete(30);
+    assert!(!reported(&mut life), "nothing of the pod starts any more");
+}

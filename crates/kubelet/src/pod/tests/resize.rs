@@ -261,6 +261,14 @@ fn t4_a_restarted_kubelet_knows_the_allocated_resources() {
     resize_pod_level(&mut life, requirements("100m", "128Mi"));
     defer(&mut life);
     let reported = shown(&life);
+    let mut next = restarted(&life);
+    next.open.retain(|a| *a != Action::SetUpVolumes);
+    defer(&mut next);
+    assert_eq!(shown(&next), reported);
+}
+
+/// The same pod under the next kubelet, which finds its container running.
+fn restarted(life: &Life) -> Life {
     let ran = life.pod.containers[0].runs.latest().cloned().unwrap();
     let mut next = Life::of(life.object.clone());
     next.now = life.now;
@@ -274,9 +282,53 @@ fn t4_a_restarted_kubelet_knows_the_allocated_resources() {
             ..seen("c", 0, ContainerState::Running { started_at: life.now })
         }],
     });
-    next.open.retain(|a| *a != Action::SetUpVolumes);
-    defer(&mut next);
-    assert_eq!(shown(&next), reported);
+    next
+}
+
+#[test]
+fn t4_a_container_that_a_restarted_kubelet_found_is_resized() {
+    let mut life = restarted(&running_with_cpu("20m"));
+    life.settle();
+    request_cpu(&mut life, "40m");
+    admit(&mut life);
+    let containers = vec![("c".to_string(), "c0".into())];
+    assert_eq!(life.open, [Action::Resize { containers }]);
+}
+
+#[test]
+fn t4_a_restarted_kubelet_knows_the_allocated_resources_of_a_container_that_does_not_run() {
+    let cpu = |amount: &str| json!({"requests": {"cpu": amount}});
+    let pod = json!({
+        "spec": {"containers": [{"name": "c", "image": "busybox", "resources": cpu("40m")}]},
+        "status": {
+            "phase": "Running",
+            "containerStatuses": [{
+                "name": "c", "image": "busybox", "imageID": "", "ready": false, "restartCount": 0,
+                "state": {"terminated": {"exitCode": 1}}, "resources": cpu("20m"),
+            }],
+        },
+    });
+    let life = Life::of(serde_json::from_value(pod).unwrap());
+    let allocated = life.pod.allocated().spec.clone().unwrap().containers[0]
+        .resources
+        .clone();
+    assert_eq!(serde_json::to_value(allocated).unwrap(), cpu("20m"));
+}
+
+#[test]
+fn l4_a_pod_that_is_resized_before_it_has_a_sandbox_begins_with_its_new_resources() {
+    let mut life = Life::new(json!({"resources": requirements("100m", "64Mi")}));
+    life.step(Event::Timer);
+    resize_pod_level(&mut life, requirements("200m", "32Mi"));
+    assert_eq!(life.open, [Action::SetUpVolumes, Action::AdmitResize]);
+    life.open.pop();
+    life.step(Event::ResizeAdmitted(Ok(())));
+    life.settle();
+    assert_eq!(life.open, [], "it is created with them");
+    assert_eq!(
+        shown(&life),
+        "allocated cpu=200m,memory=32Mi requests cpu=200m,memory=32Mi limits cpu=200m,memory=32Mi"
+    );
 }
 
 #[test]
