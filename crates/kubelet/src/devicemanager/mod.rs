@@ -336,39 +336,37 @@ impl DeviceManager {
             .reusable(request.pod, request.container, request.resource);
         let mut chosen: BTreeSet<String> = reusable.into_iter().take(request.count).collect();
         let missing = request.count - chosen.len();
-        if missing > 0 {
-            let in_use = self.in_use(request.resource);
-            let available: BTreeSet<String> = healthy.difference(&in_use).cloned().collect();
-            if available.len() < missing {
-                return Err(Error::Unavailable {
-                    resource: resource(),
-                    requested: missing,
-                    available: available.len(),
+        let in_use = self.in_use(request.resource);
+        let available: BTreeSet<String> = healthy.difference(&in_use).cloned().collect();
+        if available.len() < missing {
+            return Err(Error::Unavailable {
+                resource: resource(),
+                requested: missing,
+                available: available.len(),
+            });
+        }
+        let near = known.by_affinity(&available, request.affinity);
+        let mut from = available;
+        match missing < near.aligned.len() {
+            true => from = near.aligned.clone(),
+            false => chosen.extend(near.aligned.iter().cloned()),
+        }
+        let asks = matches!(known.endpoint, Endpoint::Running(o) if o.get_preferred_allocation);
+        let preferred = match preferred {
+            None if asks && chosen.len() < request.count => {
+                return Ok(Choice::Prefer {
+                    available: from.union(&chosen).cloned().collect(),
+                    must_include: chosen,
+                    count: request.count,
                 });
             }
-            let near = known.by_affinity(&available, request.affinity);
-            let mut from = available;
-            match missing < near.aligned.len() {
-                true => from = near.aligned.clone(),
-                false => chosen.extend(near.aligned.iter().cloned()),
-            }
-            let asks = matches!(known.endpoint, Endpoint::Running(o) if o.get_preferred_allocation);
-            let preferred = match preferred {
-                None if asks && chosen.len() < request.count => {
-                    return Ok(Choice::Prefer {
-                        available: from.union(&chosen).cloned().collect(),
-                        must_include: chosen,
-                        count: request.count,
-                    });
-                }
-                preferred => preferred.cloned().unwrap_or_default(),
-            };
-            let preferred: BTreeSet<String> = preferred.intersection(&from).cloned().collect();
-            for more in [preferred, near.aligned, near.unaligned, near.others] {
-                let missing = request.count - chosen.len();
-                let more: Vec<String> = more.difference(&chosen).take(missing).cloned().collect();
-                chosen.extend(more);
-            }
+            preferred => preferred.cloned().unwrap_or_default(),
+        };
+        let preferred: BTreeSet<String> = preferred.intersection(&from).cloned().collect();
+        for more in [preferred, near.aligned, near.unaligned, near.others] {
+            let missing = request.count - chosen.len();
+            let more: Vec<String> = more.difference(&chosen).take(missing).cloned().collect();
+            chosen.extend(more);
         }
         self.reserved.insert(request.key(), chosen.clone());
         Ok(Choice::Allocate(chosen))

@@ -232,16 +232,127 @@ fn l4_of_two_conflicting_plugins_the_first_one_wins() {
 fn l4_only_resources_of_plugins_are_requests() {
     let manager = manager(&[("d1", true)]);
     let mut pod = pod("1");
-    let container = pod.spec.as_ref().unwrap().containers[0].clone();
+    let mut container = pod.spec.as_ref().unwrap().containers[0].clone();
     assert_eq!(manager.requests(&pod, &container), [(GPU.to_string(), 2)]);
     assert!(DeviceManager::default().requests(&pod, &container).is_empty());
-    let claimed = json!({"extendedResourceClaimStatus": {"resourceClaimName": "c",
-        "requestMappings": [{"containerName": "a", "resourceName": GPU, "requestName": "r"}]}});
-    pod.status = Some(serde_json::from_value(claimed).unwrap());
-    assert!(
-        manager.requests(&pod, &container).is_empty(),
-        "a ResourceClaim provides it"
+    for (of, resource, expected) in [
+        ("a", GPU, vec![]),
+        ("b", GPU, vec![(GPU.to_string(), 2)]),
+        ("a", "example.com/nic", vec![(GPU.to_string(), 2)]),
+    ] {
+        let claimed = json!({"extendedResourceClaimStatus": {"resourceClaimName": "c",
+            "requestMappings": [{"containerName": of, "resourceName": resource, "requestName": "r"}]}});
+        pod.status = Some(serde_json::from_value(claimed).unwrap());
+        assert_eq!(
+            manager.requests(&pod, &container),
+            expected,
+            "a ResourceClaim provides {resource} of {of}"
+        );
+    }
+    container.resources = serde_json::from_value(json!({"limits": {GPU: "0"}})).unwrap();
+    assert!(manager.requests(&pod, &container).is_empty(), "none of it");
+}
+
+#[test]
+fn l4_a_restart_keeps_the_assigned_devices() {
+    let mut before = manager(&[("d1", true), ("d2", false)]);
+    assert_eq!(
+        before.resources(),
+        BTreeMap::from([(GPU.to_string(), set(&["d1"]))])
     );
+    let pod = pod("1");
+    let one = request(&pod, "a", 1);
+    assert_eq!(before.choose(&one, None), Ok(Choice::Allocate(set(&["d1"]))));
+    let allocation = Allocation {
+        cdi_devices: vec!["v.example/c=1".into()],
+        ..Allocation::default()
+    };
+    before.assign(&one, allocation);
+    let options = before.assigned().options(&"1".into(), "a");
+    assert_eq!(options.cdi_devices, ["v.example/c=1"]);
+    // As if the checkpoint named no resource of a plugin.
+    let restored = DeviceManager::restored(BTreeSet::new(), before.assigned().clone(), now());
+    assert_eq!(restored.assigned(), before.assigned());
+    let container = &pod.spec.as_ref().unwrap().containers[0];
+    assert_eq!(
+        restored.requests(&pod, container),
+        [(GPU.to_string(), 2)],
+        "an assigned resource is one of a plugin"
+    );
+}
+
+#[test]
+fn l4_a_report_names_the_pods_with_devices_whose_health_changed() {
+    let mut manager = manager(&[("d1", true), ("d2", true)]);
+    allocate(&mut manager, &pod("1"), "a", 1);
+    for (report, expected) in [
+        (vec![("d1", true), ("d2", true)], vec![]),
+        (vec![("d1", true), ("d2", false)], vec![]),
+        (vec![("d1", false), ("d2", false)], vec!["1"]),
+        (vec![("d2", true)], vec![]),
+        (vec![("d1", true)], vec!["1"]),
+    ] {
+        let changed = manager.reported(GPU, devices(&report));
+        let changed: Vec<&str> = changed.iter().map(PodUid::as_str).collect();
+        assert_eq!(changed, expected, "{report:?}");
+    }
+}
+
+#[test]
+fn l4_devices_of_pods_that_are_gone_are_free() {
+    let mut manager = manager(&[("d1", true), ("d2", true)]);
+    let (first, second, third) = (pod("1"), pod("2"), pod("3"));
+    for (pod, id) in [(&first, "d1"), (&second, "d2")] {
+        assert_eq!(
+            manager.choose(&request(pod, "a", 1), None),
+            Ok(Choice::Allocate(set(&[id])))
+        );
+    }
+    assert!(!manager.release(&"2".into()), "its Allocate call is in flight");
+    assert_eq!(allocate(&mut manager, &third, "a", 1), set(&["d2"]));
+    manager.assign(&request(&first, "a", 1), Allocation::default());
+    let counts = |n: usize| BTreeMap::from([(GPU.to_string(), n)]);
+    assert_eq!(manager.least_allocatable(&"1".into()), counts(2));
+    assert_eq!(manager.least_allocatable(&"2".into()), BTreeMap::new());
+    assert!(manager.retain_pods(|uid| uid != "3"));
+    assert!(!manager.retain_pods(|uid| uid != "3"), "it is gone already");
+    assert_eq!(manager.least_allocatable(&"1".into()), counts(1));
+    assert_eq!(manager.least_allocatable(&"3".into()), BTreeMap::new());
+    assert_eq!(allocate(&mut manager, &second, "a", 1), set(&["d2"]));
+}
+
+#[test]
+fn l4_pre_start_container_gets_the_devices_if_the_plugin_requires_the_call() {
+    let mut manager = manager(&[("d1", true), ("d2", true)]);
+    allocate(&mut manager, &pod("1"), "a", 2);
+    let pre_start = |manager: &DeviceManager, container: &str, resource: &str| {
+        let devices = manager.pre_start(&"1".into(), container, resource);
+        devices.map_err(|e| e.to_string())
+    };
+    assert_eq!(pre_start(&manager, "a", GPU), Ok(None));
+    let options = PluginOptions {
+        pre_start_required: true,
+        ..PluginOptions::default()
+    };
+    manager.registered(GPU, options);
+    for (container, resource, expected) in [
+        ("a", GPU, Ok(Some(vec!["d1".to_string(), "d2".to_string()]))),
+        (
+            "b",
+            GPU,
+            Err("no devices found allocated in local cache for pod 1, container b, resource example.com/gpu"),
+        ),
+        (
+            "a",
+            "example.com/nic",
+            Err("endpoint not found in cache for a registered resource: example.com/nic"),
+        ),
+    ] {
+        assert_eq!(
+            pre_start(&manager, container, resource),
+            expected.map_err(String::from)
+        );
+    }
 }
 
 /// Devices by their NUMA nodes: `("0", &[0])`.
@@ -319,6 +430,19 @@ fn l4_hints_name_the_numa_nodes_with_enough_devices() {
     assert_eq!(
         hints(&manager.hints(&more, container, &numa_nodes)),
         Some(Vec::new())
+    );
+}
+
+#[test]
+fn l4_hints_include_the_numa_nodes_of_reused_devices() {
+    let all: [(&str, &[i64]); 4] = [("0", &[0]), ("1", &[1]), ("2", &[0]), ("3", &[1])];
+    let mut manager = manager_with_topology(&all);
+    let pod = pod("p");
+    assert_eq!(allocate(&mut manager, &pod, "i", 1), set(&["0"]));
+    let sidecar = &pod.spec.as_ref().unwrap().init_containers.as_ref().unwrap()[1];
+    assert_eq!(
+        hints(&manager.hints(&pod, sidecar, &BTreeSet::from([0, 1]))),
+        Some(vec!["0".to_string(), "01?".to_string()])
     );
 }
 
