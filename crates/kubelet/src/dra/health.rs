@@ -63,18 +63,16 @@ impl DevicesHealth {
     ) -> BTreeSet<DeviceId> {
         let known = self.0.entry(driver.to_string()).or_default();
         let mut changed = BTreeSet::new();
-        let mut reported = BTreeSet::new();
         for (id, mut report) in reports {
             report.message = shortened(report.message);
             if known.get(&id).is_none_or(|(before, _)| *before != report) {
                 changed.insert(id.clone());
             }
-            reported.insert(id.clone());
             known.insert(id, (report, now));
         }
-        // The health of devices that the report leaves out becomes unknown.
+        // The health of devices that reports leave out becomes unknown when their last one has expired.
         known.retain(|id, (report, at)| {
-            let holds = reported.contains(id) || now.duration_since(*at) <= report.lasts();
+            let holds = now.duration_since(*at) <= report.lasts();
             if !holds {
                 changed.insert(id.clone());
             }
@@ -153,6 +151,8 @@ mod tests {
         let message = all.get("d", &id("b"), at(2)).1;
         assert_eq!(message.as_deref(), Some("Unhealthy"));
         let [a, _] = both;
+        assert!(all.report("d", [a.clone()], at(6)).is_empty());
+        assert_eq!(all.get("d", &id("b"), at(6)).0, Health::Unhealthy, "as before");
         assert_eq!(
             all.report("d", [a], at(7)),
             [id("b")].into(),
@@ -160,13 +160,26 @@ mod tests {
         );
         all.clear("d");
         assert_eq!(all.get("d", &id("a"), at(7)), (Health::Unknown, None));
-        let long = report(Health::Healthy, 0);
-        let long = Report {
-            message: "ä".repeat(MESSAGE_BYTES),
-            ..long
-        };
-        all.report("d", [(id("a"), long)], begin);
-        let message = all.get("d", &id("a"), begin).1.unwrap();
-        assert!(message.len() <= MESSAGE_BYTES && message.ends_with("ä..."));
+    }
+
+    #[test]
+    fn l4_a_long_message_about_health_is_cut_at_a_character() {
+        for (message, want) in [
+            ("a".repeat(1024), "a".repeat(1024)),
+            ("a".repeat(1025), "a".repeat(1021) + "..."),
+            // Two bytes each.
+            ("ä".repeat(512), "ä".repeat(512)),
+            ("ä".repeat(513), "ä".repeat(510) + "..."),
+        ] {
+            let id = ("pool".to_string(), "a".to_string());
+            let long = Report {
+                message,
+                ..report(Health::Healthy, 0)
+            };
+            let mut all = DevicesHealth::default();
+            all.report("d", [(id.clone(), long)], Timestamp::UNIX_EPOCH);
+            let shown = all.get("d", &id, Timestamp::UNIX_EPOCH).1;
+            assert_eq!(shown, Some(want));
+        }
     }
 }

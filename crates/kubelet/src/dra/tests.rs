@@ -54,7 +54,48 @@ fn l4_a_claim_is_prepared_for_its_first_pod_and_unprepared_after_its_last() {
     assert_eq!(claims.begin_unprepare(&"2".into()), batches);
     assert!(claims.are_used_by(&"2".into()), "until the drivers have answered");
     claims.remove_pod(&"2".into());
+    assert!(!claims.are_used_by(&"2".into()));
     assert_eq!(claims, Claims::default());
+}
+
+#[test]
+fn l4_pods_are_found_by_their_devices_also_after_a_restart() {
+    let uids = |pods: &[&str]| -> BTreeSet<PodUid> { pods.iter().map(|uid| PodUid::from(*uid)).collect() };
+    let mut before = Claims::default();
+    for (name, uid, driver, device_name, pods) in [
+        ("c1", "u1", "d1.example", "x", &["1"][..]),
+        ("c2", "u2", "d2.example", "y", &["2", "3"]),
+    ] {
+        let object = [claim(name, uid, &[driver], pods)];
+        for pod in uids(pods) {
+            let batches = before.add_pod(&pod, &object).unwrap();
+            let device = Device {
+                pool_name: "p".into(),
+                device_name: device_name.into(),
+                ..Device::default()
+            };
+            before.prepared(driver, &batches[driver][0], vec![device]);
+        }
+    }
+    let recorded = before
+        .iter()
+        .map(|(namespace, name, claim)| (namespace.to_string(), name.to_string(), claim.clone()));
+    let claims = Claims::restored(recorded);
+    assert_eq!(claims, before);
+    assert_eq!(claims.pods(), uids(&["1", "2", "3"]));
+    for (driver, device_name, pods) in [
+        ("d1.example", "x", &["1"][..]),
+        ("d1.example", "y", &[]),
+        ("d2.example", "x", &[]),
+        ("d2.example", "y", &["2", "3"]),
+    ] {
+        let devices = BTreeSet::from([("p".to_string(), device_name.to_string())]);
+        assert_eq!(
+            claims.pods_with(driver, &devices),
+            uids(pods),
+            "{driver} {device_name}"
+        );
+    }
 }
 
 #[test]
@@ -159,5 +200,81 @@ fn l4_a_container_gets_the_devices_of_the_requests_that_it_names() {
         let mut ids: Vec<_> = ids.map(|r| r.resource_id.as_str()).collect();
         ids.sort_unstable();
         assert_eq!(ids, want);
+    }
+}
+
+#[test]
+fn l4_a_container_gets_the_devices_of_its_extended_resources() {
+    let mut pod = pod(
+        "1",
+        json!([{"name": "x", "resourceClaimName": "c"}]),
+        json!([{"name": "x"}]),
+    );
+    let extended = json!({"resourceClaimName": "e", "requestMappings": [
+        {"containerName": "a", "resourceName": "example.com/gpu", "requestName": "r1"},
+        {"containerName": "a", "resourceName": "example.com/none", "requestName": "r2"},
+        {"containerName": "a", "resourceName": "cpu", "requestName": "r3"},
+        {"containerName": "b", "resourceName": "example.com/gpu", "requestName": "r4"},
+    ]});
+    pod.status.as_mut().unwrap().extended_resource_claim_status = serde_json::from_value(extended).unwrap();
+    let mut container = pod.spec.as_ref().unwrap().containers[0].clone();
+    let requests = json!({"example.com/gpu": "1", "example.com/none": "0", "cpu": "1"});
+    container.resources.as_mut().unwrap().requests = serde_json::from_value(requests).unwrap();
+    let mut claims = Claims::default();
+    let objects = ["c", "e"].map(|name| claim(name, name, &["d.example"], &["1"]));
+    let batches = claims.add_pod(&"1".into(), &objects).unwrap();
+    let batch = &batches["d.example"];
+    claims.prepared("d.example", &batch[0], vec![device(&[], "d.example/c=1")]);
+    let devices = ["r1", "r2", "r3", "r4"].map(|request| device(&[request], request));
+    claims.prepared("d.example", &batch[1], devices.to_vec());
+    assert_eq!(
+        claims.cdi_devices(&pod, &container).unwrap(),
+        ["d.example/c=1", "r1"]
+    );
+    assert_eq!(
+        claim::of_container(&pod, &container),
+        Ok(BTreeSet::from(["c".to_string(), "e".to_string()]))
+    );
+    let used = |name: &str| claim::PodClaim {
+        name: name.into(),
+        is_owned: false,
+    };
+    assert_eq!(claim::of_pod(&pod), Ok(vec![used("c"), used("e")]));
+}
+
+#[test]
+fn l4_the_status_of_a_container_shows_the_health_of_its_devices() {
+    let mut claims = Claims::default();
+    let object = [claim("c", "u", &["d.example"], &["1"])];
+    let batches = claims.add_pod(&"1".into(), &object).unwrap();
+    let prepared = Device {
+        pool_name: "p".into(),
+        device_name: "d".into(),
+        ..Device::default()
+    };
+    claims.prepared("d.example", &batches["d.example"][0], vec![prepared]);
+    let pod = pod(
+        "1",
+        json!([{"name": "x", "resourceClaimName": "c"}]),
+        json!([{"name": "x"}]),
+    );
+    let container = &pod.spec.as_ref().unwrap().containers[0];
+    for (health, shown) in [
+        (health::Health::Unknown, "Unknown"),
+        (health::Health::Healthy, "Healthy"),
+        (health::Health::Unhealthy, "Unhealthy"),
+    ] {
+        let report = health::Report {
+            health,
+            message: "why".into(),
+            ..health::Report::default()
+        };
+        let mut reported = DevicesHealth::default();
+        let now = Timestamp::UNIX_EPOCH;
+        reported.report("d.example", [(("p".to_string(), "d".to_string()), report)], now);
+        let status = claims.resources_status(&pod, container, &reported, now).unwrap();
+        let expected = json!([{"name": "claim:x",
+            "resources": [{"resourceID": "d.example/p/d", "health": shown, "message": "why"}]}]);
+        assert_eq!(serde_json::to_value(status).unwrap(), expected);
     }
 }
