@@ -120,10 +120,6 @@ impl Probe {
         SignedDuration::from_secs(i64::from(self.spec.period_seconds.unwrap_or(10).max(1)))
     }
 
-    pub fn timeout_seconds(&self) -> i64 {
-        i64::from(self.spec.timeout_seconds.unwrap_or(1).max(1))
-    }
-
     /// Whether the probe is due; if so, it counts as in flight from now on.
     pub fn due(&mut self, now: Timestamp) -> bool {
         let due = !self.in_flight && self.next_at.is_some_and(|at| at <= now);
@@ -163,10 +159,10 @@ impl Probe {
         Some(good)
     }
 
-    /// Sets the state from the reported status (a restart of the kubelet does not change readiness).
-    pub fn remember(&mut self, result: bool) {
-        self.state = Some(result);
-        if self.kind == Kind::Startup && result {
+    /// It has succeeded by the reported status (a restart of the kubelet does not change readiness).
+    pub fn remember_success(&mut self) {
+        self.state = Some(true);
+        if self.kind == Kind::Startup {
             self.next_at = None;
         }
     }
@@ -200,7 +196,7 @@ mod tests {
                 period_seconds: Some(2),
                 ..Spec::default()
             };
-            Probe::new(kind, &spec, at(started_at), at(-1)).next_at
+            Probe::new(kind, &spec, started_at, at(-1)).next_at
         };
         for (delay, started_at, tick) in [
             (0, -1, 1),
@@ -213,14 +209,20 @@ mod tests {
         ] {
             for kind in [Kind::Liveness, Kind::Startup] {
                 assert_eq!(
-                    new(kind, delay, started_at),
+                    new(kind, delay, at(started_at)),
                     Some(at(tick)),
                     "{delay} {started_at}"
                 );
             }
             let soon = at(started_at + i64::from(delay));
-            assert_eq!(new(Kind::Readiness, delay, started_at), Some(soon));
+            assert_eq!(new(Kind::Readiness, delay, at(started_at)), Some(soon));
         }
+        let between = at(3) + SignedDuration::from_millis(500);
+        assert_eq!(
+            new(Kind::Liveness, 0, between),
+            Some(at(5)),
+            "not half a second before"
+        );
     }
 
     #[test]
@@ -236,15 +238,25 @@ mod tests {
         assert!(!liveness.due(at(29)));
         assert!(liveness.due(at(31)));
         assert_eq!(liveness.next_at, Some(at(40)), "late or not");
+        // The tick at which it is resumed is missed, too.
+        for (resumed, tick) in [(9, 10), (10, 20), (11, 20)] {
+            let mut liveness = Probe::new(Kind::Liveness, &Spec::default(), at(0), at(0));
+            liveness.hold(true, at(1));
+            liveness.hold(false, at(resumed));
+            assert_eq!(liveness.due_at(), Some(at(tick)), "{resumed}");
+        }
     }
 
     #[test]
     fn l8_the_first_probe_waits_for_the_delay_and_the_next_for_the_period() {
         let mut p = probe(Kind::Readiness, 1, 3);
+        assert_eq!(p.due_at(), Some(at(3)));
         assert!(!p.due(at(2)));
         assert!(p.due(at(3)));
+        assert_eq!(p.due_at(), None, "one at a time");
         assert!(!p.due(at(9)), "one at a time");
         p.record_result(&ProbeResult::Success);
+        assert_eq!(p.due_at(), Some(at(5)));
         assert!(p.due(at(9)));
     }
 
@@ -267,6 +279,15 @@ mod tests {
         ];
         for (i, (result, want)) in script.into_iter().enumerate() {
             assert_eq!(p.record_result(result), want, "result {i}");
+        }
+    }
+
+    #[test]
+    fn l8_a_probe_that_an_earlier_kubelet_saw_succeed_is_due_unless_it_is_the_startup_probe() {
+        for (kind, due_at) in [(Kind::Startup, None), (Kind::Readiness, Some(at(3)))] {
+            let mut p = probe(kind, 1, 3);
+            p.remember_success();
+            assert_eq!((p.state(), p.due_at()), (Some(true), due_at), "{kind:?}");
         }
     }
 

@@ -49,7 +49,7 @@ impl Probes {
     /// Sets the state of a probe that has succeeded by the reported status.
     pub(in crate::pod) fn remember_success(&mut self, kind: Kind) {
         for probe in self.probes.iter_mut().filter(|probe| probe.kind() == kind) {
-            probe.remember(true);
+            probe.remember_success();
         }
     }
 
