@@ -10,6 +10,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference}
 use k8s_openapi::jiff::Timestamp;
 use knarr_api::k8s_openapi;
 use knarr_api::kinds::pod;
+use knarr_api::kinds::pod::resources::qos_class;
 use knarr_api::well_known::{CONFIG_SOURCE, MIRROR_ANNOTATION};
 use knarr_apimachinery::codec::{DecodeError, StrictError};
 use knarr_apimachinery::field::ErrorList;
@@ -118,7 +119,7 @@ pub fn read(
     }
     pod.status = Some(PodStatus {
         phase: Some("Pending".into()),
-        qos_class: Some(qos(&pod).into()),
+        qos_class: pod.spec.as_ref().map(|spec| qos_class(spec).into()),
         ..PodStatus::default()
     });
     Ok(pod)
@@ -152,30 +153,6 @@ pub fn with_previous_status(pod: &Pod, last: Option<&PodStatus>, runs: &BTreeMap
         status.init_container_statuses = init.and_then(counted);
     }
     pod_again
-}
-
-fn qos(pod: &Pod) -> &'static str {
-    let lists = pod.spec.iter().flat_map(|s| {
-        let init = s.init_containers.iter().flatten();
-        s.containers.iter().chain(init)
-    });
-    let (mut any, mut all) = (false, true);
-    for container in lists {
-        let resources = container.resources.clone().unwrap_or_default();
-        let requests = crate::resources::amounts(resources.requests.as_ref());
-        let limits = crate::resources::amounts(resources.limits.as_ref());
-        for name in ["cpu", "memory"] {
-            let get = |of: &crate::resources::Amounts| of.get(name).copied().filter(|n| *n > 0);
-            let (request, limit) = (get(&requests), get(&limits));
-            any |= request.is_some() || limit.is_some();
-            all &= limit.is_some() && (request.is_none() || request == limit);
-        }
-    }
-    match (any, all) {
-        (false, _) => "BestEffort",
-        (true, true) => "Guaranteed",
-        (true, false) => "Burstable",
-    }
 }
 
 /// FNV-1a, 128 bits: the same on every platform.
@@ -270,6 +247,29 @@ mod tests {
         changed["spec"]["containers"][0]["image"] = json!("app:2");
         assert_ne!(uid(&changed, "/a/web.yaml"), meta.uid);
         assert!(crate::admission::is_critical(&pod), "it is not evicted");
+        // A published test vector of FNV-1a: an upgrade changes no UID.
+        assert_eq!(hash(&[b"foo", b"bar"]), "343e1662793c64bf6f0d3597ba446f18");
+    }
+
+    #[test]
+    fn l1_a_static_pod_has_the_qos_class_of_its_resources() {
+        let all = json!({"cpu": "1", "memory": "1Gi"});
+        let guaranteed = json!({"requests": all, "limits": all});
+        for (of_container, of_pod, want) in [
+            (json!({}), None, "BestEffort"),
+            (json!({"requests": {"cpu": "1"}}), None, "Burstable"),
+            (guaranteed.clone(), None, "Guaranteed"),
+            (json!({}), Some(guaranteed), "Guaranteed"),
+        ] {
+            let mut document = file();
+            document["spec"]["containers"][0]["resources"] = of_container;
+            if let Some(resources) = of_pod {
+                document["spec"]["resources"] = resources;
+            }
+            let pod = read(&document, "f", &"n1".into(), now(), RULES).unwrap();
+            let class = pod.status.unwrap().qos_class;
+            assert_eq!(class.as_deref(), Some(want), "{document}");
+        }
     }
 
     #[test]
@@ -317,7 +317,10 @@ mod tests {
             ("gone".to_string(), 9),
         ]
         .into();
-        assert_eq!(counts(&with_previous_status(&pod, None, &runs)), (None, Some(3)));
+        let counted = with_previous_status(&pod, None, &runs);
+        assert_eq!(counts(&counted), (None, Some(3)));
+        let named = counted.status.unwrap().container_statuses.unwrap();
+        assert_eq!(named[0].name, "c");
         let last: PodStatus = serde_json::from_value(json!({
             "phase": "Failed", "reason": "Evicted",
             "containerStatuses": [{"name": "c", "restartCount": 1}],
@@ -336,6 +339,11 @@ mod tests {
         let mirror = mirror(&pod, Some("node-uid"));
         assert_eq!(mirrored_hash(&mirror), pod.metadata.uid.as_deref());
         assert_eq!(mirrored_hash(&pod), None);
+        let names = |pod: &Pod| {
+            let meta = pod.metadata.clone();
+            (meta.name, meta.namespace, meta.labels)
+        };
+        assert_eq!(names(&mirror), names(&pod));
         assert_eq!(mirror.metadata.uid, None, "the API server sets it");
         assert_eq!(mirror.metadata.owner_references.unwrap()[0].uid, "node-uid");
         assert_eq!(mirror.spec, pod.spec);
