@@ -10,11 +10,16 @@ use crate::configuration::KubeletConfiguration;
 use crate::eviction::Signal;
 use crate::huge_pages;
 
+const MEMORY: &str = "memory";
+
 /// `status.allocatable` of a node with this capacity. Never below zero.
 pub fn allocatable(
     capacity: &BTreeMap<String, Wire>,
     configuration: &KubeletConfiguration,
 ) -> BTreeMap<String, Wire> {
+    let huge = huge_pages::of_list(capacity)
+        .values()
+        .fold(0, |sum: i64, n| sum.saturating_add(*n));
     let mut left = BTreeMap::new();
     for (name, has) in capacity {
         let Ok(has) = Quantity::of(has) else { continue };
@@ -27,19 +32,13 @@ pub fn allocatable(
         if let Some(kept) = hard_threshold(name, has, configuration) {
             rest -= kept;
         }
+        if name == MEMORY {
+            rest -= Quantity::from_value(huge, Notation::BinarySi);
+        }
         if rest.is_negative() {
             rest = Quantity::default();
         }
         left.insert(name.clone(), rest.to_wire());
-    }
-    let huge = huge_pages::of_list(capacity)
-        .values()
-        .fold(0, |sum: i64, n| sum.saturating_add(*n));
-    if let Some(memory) = left.get_mut("memory").filter(|_| huge > 0)
-        && let Ok(mut rest) = Quantity::of(memory)
-    {
-        rest -= Quantity::from_value(huge, Notation::BinarySi);
-        *memory = rest.max(Quantity::default()).to_wire();
     }
     left
 }
@@ -49,7 +48,6 @@ pub fn withheld_memory(
     capacity: &BTreeMap<String, Wire>,
     configuration: &KubeletConfiguration,
 ) -> BTreeMap<String, u64> {
-    const MEMORY: &str = "memory";
     let has = capacity
         .get(MEMORY)
         .and_then(|q| Quantity::of(q).ok())
@@ -65,7 +63,7 @@ pub fn withheld_memory(
 /// The hard eviction threshold of a resource.
 fn hard_threshold(name: &str, has: Quantity, configuration: &KubeletConfiguration) -> Option<Quantity> {
     let signal = match name {
-        "memory" => Signal::MemoryAvailable,
+        MEMORY => Signal::MemoryAvailable,
         "ephemeral-storage" => Signal::NodeFsAvailable,
         _ => return None,
     };
@@ -109,6 +107,8 @@ mod tests {
         assert_eq!(text("memory"), "824Mi", "less 100Mi for memory.available");
         assert_eq!(text("ephemeral-storage"), "900Ki", "and 10% for nodefs.available");
         assert_eq!(text("pods"), "20");
+        let withheld = withheld_memory(&capacity, &configuration);
+        assert_eq!(withheld, BTreeMap::from([("memory".to_string(), 200 << 20)]));
         let mut capacity = capacity;
         for (name, has, memory) in [
             ("hugepages-2Mi", "8Mi", "816Mi"),
