@@ -241,11 +241,16 @@ mod tests {
     #[test]
     fn s7_the_last_pod_that_leaves_unstages_and_then_releases_whatever_the_order() {
         let both = [Take("one"), Take("two")];
-        let table: [(&str, Vec<Event>, &[&str]); 17] = [
+        let table: [(&str, Vec<Event>, &[&str]); 18] = [
             ("a pod uses it", vec![Take("one"), Stage("one", true)], &[]),
             (
                 "it never staged",
                 vec![Take("one"), Leave("one")],
+                &["one releases"],
+            ),
+            (
+                "then one leaves that did not use it",
+                vec![Take("one"), Leave("one"), Leave("two")],
                 &["one releases"],
             ),
             (
