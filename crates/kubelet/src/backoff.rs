@@ -122,7 +122,14 @@ mod tests {
         for (seconds, want) in [(10, "10s"), (80, "1m20s"), (300, "5m0s"), (3600, "1h0m0s")] {
             assert_eq!(go_seconds(SignedDuration::from_secs(seconds)), want);
         }
-        for (millis, want) in [(35, "35ms"), (1204, "1.204s"), (2000, "2s"), (62_500, "1m2.5s")] {
+        for (millis, want) in [
+            (35, "35ms"),
+            (999, "999ms"),
+            (1000, "1s"),
+            (1204, "1.204s"),
+            (2000, "2s"),
+            (62_500, "1m2.5s"),
+        ] {
             assert_eq!(go_millis(SignedDuration::from_millis(millis)), want);
         }
     }
