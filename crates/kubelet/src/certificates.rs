@@ -216,6 +216,8 @@ mod tests {
             (serving("n", &addresses(&["10.0.0.1"])), false),
             (serving("n", &addresses(&["10.0.0.3"])), true),
             (serving("m", &addresses(&["10.0.0.1"])), true),
+            (client("n"), false),
+            (client("m"), true),
         ] {
             let found = decide_rotation(Some(&current), &template, 0.0, None, at(1));
             assert_eq!(found == RotationDecision::Request, asks, "{template:?}");
