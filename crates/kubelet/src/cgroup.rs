@@ -156,6 +156,8 @@ mod tests {
             ["CPUWeight=1", "CPUQuota=2%", "CPUQuotaPeriodSec=100000us"],
             "never less than the limit"
         );
-        assert_eq!(properties(0, 0, 0, 0, None), [""; 0]);
+        for (quota, period) in [(0, 0), (0, 100_000), (-1, 100_000), (50_000, 0)] {
+            assert_eq!(properties(0, quota, period, 0, None), [""; 0], "{quota} {period}");
+        }
     }
 }
