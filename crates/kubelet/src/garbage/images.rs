@@ -225,6 +225,16 @@ mod tests {
                 "{available}"
             );
         }
+        for (bytes, shown) in [
+            (0, "0 B"),
+            (1023, "1023 B"),
+            (1024, "1.0 KiB"),
+            (1 << 20, "1.0 MiB"),
+            (1 << 40, "1.0 TiB"),
+            (1 << 50, "1024.0 TiB"),
+        ] {
+            assert_eq!(size(bytes), shown);
+        }
         let full = excess(&policy, 3 << 29, 0).unwrap();
         assert_eq!(
             full.message(7),
