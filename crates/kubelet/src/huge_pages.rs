@@ -35,14 +35,11 @@ pub fn page_bytes(resource: &str) -> Option<i64> {
     Some(size.value()).filter(|bytes| *bytes > 0)
 }
 
-/// The size as cgroups and CRI name it: `64KB`, `2MB`, `1GB`.
+/// The size, which is not 0, as cgroups and CRI name it: `64KB`, `2MB`, `1GB`.
 pub fn kernel_name(page_bytes: i64) -> String {
-    let (mut size, mut unit) = (page_bytes, 0);
-    while size > 0 && size % 1024 == 0 && unit + 1 < UNITS.len() {
-        size /= 1024;
-        unit += 1;
-    }
-    format!("{size}{}", UNITS[unit])
+    // The largest power of 1024 that divides it: 6 at most, for it has 64 bits.
+    let unit = page_bytes.trailing_zeros() / 10;
+    format!("{}{}", page_bytes >> (unit * 10), UNITS[unit as usize])
 }
 
 /// A node's capacity: a resource for each page size, also for those without reserved pages.
@@ -231,8 +228,15 @@ mod tests {
 
     #[test]
     fn l4_a_container_without_a_request_gets_no_huge_pages() {
-        let sizes = PageSizes(vec![2 * MIB, GIB]);
+        let capacity = [
+            ("hugepages-2Mi", "8Mi"),
+            ("hugepages-1Gi", "0"),
+            ("memory", "4Gi"),
+        ];
+        let capacity = capacity.map(|(name, has)| (name.to_string(), Wire(has.into())));
+        let sizes = PageSizes::of_capacity(&capacity.into());
         let of = |small: i64, large: i64| Amounts::from([(2 * MIB, small), (GIB, large)]);
+        assert_eq!(sizes.unlimited(), of(UNLIMITED, UNLIMITED));
         for (what, spec, whole, first) in [
             (
                 "nothing",
