@@ -98,11 +98,18 @@ mod tests {
     #[test]
     fn defaults_are_written_out() {
         let digest = format!("sha256:{}", "a".repeat(64));
+        // With `docker.io` and `library/` 255 characters.
+        let longest = "a".repeat(238);
         for (given, want) in [
             ("busybox", "docker.io/library/busybox:latest".to_string()),
             ("team/app:1", "docker.io/team/app:1".into()),
             ("127.0.0.1:1/nope:1", "127.0.0.1:1/nope:1".into()),
             ("localhost/x", "localhost/x:latest".into()),
+            (
+                "my-registry.example/x:_1.2-rc",
+                "my-registry.example/x:_1.2-rc".into(),
+            ),
+            (longest.as_str(), format!("docker.io/library/{longest}:latest")),
             ("a/b_c__d-e.f", "docker.io/a/b_c__d-e.f:latest".into()),
             (&format!("x@{digest}"), format!("docker.io/library/x@{digest}")),
         ] {
@@ -116,7 +123,22 @@ mod tests {
             normalize("UPPER:bad:name").unwrap_err().to_string(),
             "couldn't parse image name \"UPPER:bad:name\": invalid reference format: repository name (library/UPPER) must be lowercase"
         );
-        for bad in ["", "a..b", "a:", "x@sha256:1", "a//b", "host:port/x", "a/-b"] {
+        let too_long = "a".repeat(239);
+        for bad in [
+            "",
+            "a..b",
+            "a:",
+            "x@sha256:1",
+            "a//b",
+            "host:port/x",
+            "a/-b",
+            "x:-1",
+            "x:1+2",
+            ":5000/x",
+            "host.example:/x",
+            "a_b.example/x",
+            too_long.as_str(),
+        ] {
             assert!(
                 matches!(normalize(bad), Err(InvalidReference::Format { .. })),
                 "{bad}"
