@@ -255,6 +255,8 @@ mod tests {
                 }),
             ),
             ("address", json!("10.0.0.1")),
+            ("rotateCertificates", json!(true)),
+            ("authorization", json!({"mode": "Webhook", "webhook": {}})),
         ] {
             assert_eq!(shown[name], value, "{name}");
         }

@@ -336,9 +336,11 @@ impl KubeletConfiguration {
         const LEASE: &str = "nodeLeaseDurationSeconds";
         match fields.integer(LEASE, report) {
             None | Some(0) => {}
-            Some(n) if n < 0 => report
-                .errors
-                .invalid(&fields.at(LEASE), n, "must be greater than 0"),
+            Some(n) if n.is_negative() => {
+                report
+                    .errors
+                    .invalid(&fields.at(LEASE), n, "must be greater than 0")
+            }
             Some(n) => self.node_lease_duration_seconds = n,
         }
         const IMAGES: &str = "nodeStatusMaxImages";

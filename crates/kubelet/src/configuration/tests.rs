@@ -122,6 +122,17 @@ fn t8_every_error_is_reported_with_its_path() {
             "shutdownGracePeriodCriticalPods",
         ),
         (json!({"shutdownGracePeriod": "500ms"}), "shutdownGracePeriod"),
+        (json!({"containerLogMaxSize": "0"}), "containerLogMaxSize"),
+        (
+            json!({"nodeLeaseDurationSeconds": -1}),
+            "nodeLeaseDurationSeconds",
+        ),
+        (json!({"maxParallelImagePulls": 0}), "maxParallelImagePulls"),
+        (json!({"systemReserved": {"cpu": "-1"}}), "systemReserved[cpu]"),
+        (
+            json!({"allowedUnsafeSysctls": ["net.core.Somaxconn"]}),
+            "allowedUnsafeSysctls[0]",
+        ),
         (
             json!({"shutdownGracePeriod": "5s", "shutdownGracePeriodByPodPriority": [{"priority": 1, "shutdownGracePeriodSeconds": 2}]}),
             "shutdownGracePeriodByPodPriority",
@@ -148,6 +159,55 @@ fn t8_every_error_is_reported_with_its_path() {
         errors(json!({"maxPods": -1, "nope": 1, "cgroupDriver": ""})),
         ["maxPods", "nope"]
     );
+}
+
+#[test]
+fn t8_an_error_about_a_value_names_those_that_are_supported() {
+    for (fields, message) in [
+        (json!({"enableServer": false}), "only true is supported: "),
+        (
+            json!({"hairpinMode": "bridge"}),
+            "only hairpin-veth or promiscuous-bridge or none is supported: ",
+        ),
+        (
+            json!({"staticPodURL": "http://example.com"}),
+            "is not supported: ",
+        ),
+        (
+            json!({"enforceNodeAllocatable": ["system-reserved"]}),
+            "only pods is supported: ",
+        ),
+        (
+            json!({"enforceNodeAllocatable": ["cpus"]}),
+            "supported values: \"pods\", ",
+        ),
+    ] {
+        let errors = read(&with(fields.clone())).unwrap_err().to_string();
+        assert!(errors.contains(message), "{fields}: {errors}");
+    }
+}
+
+#[test]
+fn t8_values_at_the_limits_are_accepted() {
+    let read = |fields| read(&with(fields)).unwrap();
+    for (fields, pulls) in [
+        (json!({"maxParallelImagePulls": 1}), 1),
+        (
+            json!({"maxParallelImagePulls": 1, "serializeImagePulls": true}),
+            1,
+        ),
+        (
+            json!({"maxParallelImagePulls": 4, "serializeImagePulls": false}),
+            4,
+        ),
+    ] {
+        assert_eq!(read(fields.clone()).image_pulls, Some(pulls), "{fields}");
+    }
+    let grace = read(json!({"shutdownGracePeriod": "1s"})).shutdown.grace;
+    assert_eq!(grace.as_secs(), 1);
+    for none in [0, -1] {
+        assert_eq!(read(json!({"podPidsLimit": none})).pod_pids_limit, None, "{none}");
+    }
 }
 
 #[test]
