@@ -317,6 +317,26 @@ mod tests {
     }
 
     #[test]
+    fn a_claim_concerns_a_node_whose_volume_may_be_smaller() {
+        let recorded = |size: &str| claim(json!({"capacity": {"storage": size}}));
+        let left = NodeVolume {
+            is_skipped: true,
+            ..known("1Gi")
+        };
+        // Each claim requests 2Gi.
+        for (why, claim, known, expected) in [
+            ("a step", stepped(PENDING), known("2Gi"), true),
+            ("not while it is used", stepped(PENDING), left, false),
+            ("requested", recorded("1Gi"), known("1Gi"), true),
+            ("recorded", recorded("3Gi"), known("2Gi"), true),
+            ("equal", recorded("2Gi"), known("2Gi"), false),
+            ("larger on the node", recorded("1Gi"), known("4Gi"), false),
+        ] {
+            assert_eq!(may_concern(&claim, &known), expected, "{why}");
+        }
+    }
+
+    #[test]
     fn the_driver_is_called_when_the_resizer_has_left_it_to_the_node() {
         let finished =
             || claim(json!({"capacity": {"storage": "2Gi"}, "allocatedResources": {"storage": "2Gi"}}));
@@ -348,6 +368,13 @@ mod tests {
                 "expand",
             ),
             ("given up", stepped(INFEASIBLE), "2Gi", known("1Gi"), "wait"),
+            (
+                "the resizer has not begun",
+                claim(json!({"capacity": {"storage": "1Gi"}, "allocatedResources": {"storage": "2Gi"}})),
+                "2Gi",
+                known("1Gi"),
+                "wait",
+            ),
             ("not while it is used", stepped(PENDING), "2Gi", left, "wait"),
             ("finished elsewhere", finished(), "2Gi", known("1Gi"), "done"),
             (
@@ -415,6 +442,24 @@ mod tests {
     }
 
     #[test]
+    fn a_step_is_recorded_if_the_resizer_records_steps_and_the_size_if_it_is_new() {
+        let old = |size: &str| claim(json!({"capacity": {"storage": size}}));
+        let mut shared =
+            claim(json!({"capacity": {"storage": "2Gi"}, "allocatedResources": {"storage": "2Gi"}}));
+        shared.spec.as_mut().unwrap().access_modes = Some(vec!["ReadWriteMany".into()]);
+        for (why, claim, is_step_recorded, is_size_recorded) in [
+            ("an old resizer", old("1Gi"), false, true),
+            ("an old resizer, recorded", old("2Gi"), false, false),
+            ("another node has recorded it", shared, false, false),
+            ("a step", stepped(PENDING), true, true),
+        ] {
+            let plan = plan(&claim, &known("1Gi"));
+            assert_eq!(plan.begun(&claim).is_some(), is_step_recorded, "{why}");
+            assert_eq!(plan.finished(&claim).is_some(), is_size_recorded, "{why}");
+        }
+    }
+
+    #[test]
     fn a_failure_is_in_the_claims_status_and_decides_whether_it_is_retried() {
         let text = || "no".to_string();
         let now = Timestamp::UNIX_EPOCH;
@@ -426,35 +471,30 @@ mod tests {
             Outcome::Failed(None)
         );
         assert!(!of.has_failed);
-        let Outcome::Failed(Some(status)) = plan_of.failed(&claim, &mut of, &Failure::Final(text()), now)
-        else {
-            panic!("the failure does not change the status");
-        };
-        assert!(of.has_failed);
-        assert_eq!(
-            status.allocated_resource_statuses.as_ref().unwrap()[STORAGE],
-            IN_PROGRESS
-        );
-        let condition = &status.conditions.as_ref().unwrap()[0];
-        assert_eq!(condition.type_, "NodeResizeError");
-        assert_eq!(condition.message.as_deref(), Some("failed to expand pvc with no"));
         // The user requests less: the resizer may begin again.
         let mut smaller = claim.clone();
         let resources = smaller.spec.as_mut().unwrap().resources.as_mut().unwrap();
         let requests = resources.requests.as_mut().unwrap();
         requests.insert(STORAGE.into(), Wire("1536Mi".into()));
-        for (claim, failure) in [
-            (&smaller, Failure::Final(text())),
-            (&claim, Failure::Infeasible(text())),
+        for (claim, has_failed, failure, step) in [
+            (&claim, false, Failure::Final(text()), IN_PROGRESS),
+            (&claim, true, Failure::Final(text()), IN_PROGRESS),
+            (&smaller, false, Failure::Final(text()), IN_PROGRESS),
+            (&smaller, true, Failure::Final(text()), INFEASIBLE),
+            (&claim, false, Failure::Infeasible(text()), INFEASIBLE),
+            (&claim, false, Failure::NotSupported(text()), IN_PROGRESS),
         ] {
+            let mut of = NodeVolume {
+                has_failed,
+                ..known("1Gi")
+            };
             let plan = plan(claim, &of);
             let Outcome::Failed(Some(status)) = plan.failed(claim, &mut of, &failure, now) else {
-                panic!("the failure does not change the status");
+                panic!("{failure:?} does not change the status");
             };
-            assert_eq!(
-                status.allocated_resource_statuses.as_ref().unwrap()[STORAGE],
-                INFEASIBLE
-            );
+            assert!(of.has_failed, "{failure:?}");
+            let steps = status.allocated_resource_statuses.as_ref().unwrap();
+            assert_eq!(steps[STORAGE], step, "{failure:?}, {has_failed}");
         }
         let mut of = known("1Gi");
         assert_eq!(
@@ -462,6 +502,41 @@ mod tests {
             Outcome::Skipped
         );
         assert_eq!(decide(&claim, &volume("2Gi"), &of), Decision::Wait);
+    }
+
+    #[test]
+    fn failures_are_one_condition_with_the_time_of_the_first() {
+        let now = Timestamp::UNIX_EPOCH;
+        let condition = |kind: &str, status: &str| PersistentVolumeClaimCondition {
+            type_: kind.into(),
+            status: status.into(),
+            ..PersistentVolumeClaimCondition::default()
+        };
+        let failed = || PersistentVolumeClaimCondition {
+            last_transition_time: Some(Time(now)),
+            message: Some("failed to expand pvc with no".into()),
+            ..condition("NodeResizeError", "True")
+        };
+        let mine = || condition("Mine", "True");
+        for (before, after) in [
+            (vec![], Some(vec![failed()])),
+            (vec![mine()], Some(vec![mine(), failed()])),
+            (
+                vec![condition(ERROR_CONDITION, "False"), mine()],
+                Some(vec![mine(), failed()]),
+            ),
+            (vec![condition(ERROR_CONDITION, "True"), mine()], None),
+        ] {
+            let mut claim = stepped(IN_PROGRESS);
+            claim.status.as_mut().unwrap().conditions = Some(before.clone());
+            let mut of = known("1Gi");
+            let plan = plan(&claim, &of);
+            let failure = Failure::Final("no".into());
+            let Outcome::Failed(status) = plan.failed(&claim, &mut of, &failure, now) else {
+                panic!("it is retried");
+            };
+            assert_eq!(status.and_then(|s| s.conditions), after, "{before:?}");
+        }
     }
 
     #[test]
