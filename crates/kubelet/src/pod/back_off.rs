@@ -33,15 +33,14 @@ impl Pod {
             }
             return false;
         }
-        // From now on its back-off counts from its own exit, as if it had exited by itself. That was after the exit of the
-        // run before, so its back-off is not over either.
+        // From now on its back-off counts from its own exit, as if it had exited by itself.
         let container = &mut self.containers[i];
         let hook_failed = container.waits_for(WaitingReason::PostStartHookError);
         let killed = container.restart.delay() || hook_failed;
         let until = self
             .back_off_since(i, now)
             .and_then(|since| self.containers[i].back_off.crash_until(since));
-        let Some(until) = until else {
+        let Some(until) = until.filter(|at| *at > now) else {
             return false;
         };
         self.out.wake_at(until);
