@@ -30,7 +30,7 @@ pub fn take_distributed(
     let packed = || take_packed(topology, available, count, sorting, false);
     let group = group.max(1);
     let free = Accumulator::new(topology, available, count);
-    if count == 0 || !count.is_multiple_of(group) || count > free.free.len() {
+    if count == 0 || !count.is_multiple_of(group) {
         return packed();
     }
     let nodes = free.sorted(Level::NumaNode);
@@ -180,7 +180,7 @@ impl Accumulator<'_> {
 }
 
 /// The standard deviation, rounded to thousandths so that equal ones compare as equal.
-fn deviation(values: &BTreeMap<u32, usize>) -> f64 {
+pub(super) fn deviation(values: &BTreeMap<u32, usize>) -> f64 {
     let count = values.len().max(1) as f64;
     let mean = values.values().sum::<usize>() as f64 / count;
     let squares: f64 = values.values().map(|v| (*v as f64 - mean).powi(2)).sum();

@@ -63,7 +63,7 @@ impl CpuTopology {
     }
 
     pub(crate) fn id(&self, cpu: u32, level: Level) -> Option<u32> {
-        let of = self.0.get(&cpu)?;
+        let of = self.get(cpu)?;
         Some(match level {
             Level::NumaNode => of.numa_node,
             Level::Socket => of.socket,

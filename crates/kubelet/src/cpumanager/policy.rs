@@ -436,10 +436,11 @@ impl Static {
         hints.into_iter().map(hint).collect()
     }
 
-    /// Whether the NUMA nodes are on as few sockets as possible.
+    /// Whether the NUMA nodes are on as few sockets as possible. There are no more sockets than NUMA nodes
+    /// ([`Options::validate`]).
     fn is_socket_aligned(&self, mask: NumaMask, least: u32) -> bool {
         let per_socket = self.topology.count(Level::NumaNode) / self.topology.count(Level::Socket).max(1);
         let least = usize::try_from(least).unwrap_or(usize::MAX);
-        per_socket > 0 && self.sockets(mask).len() == least.div_ceil(per_socket)
+        self.sockets(mask).len() == least.div_ceil(per_socket.max(1))
     }
 }

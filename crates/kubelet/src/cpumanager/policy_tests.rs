@@ -103,6 +103,40 @@ fn l4_guaranteed_containers_get_exclusive_cpus() {
 }
 
 #[test]
+fn l4_an_allocation_reports_whether_its_cpus_share_an_uncore_cache() {
+    let new = |is_uncore_aligned| Allocated::New { is_uncore_aligned };
+    for (request, first, second) in [
+        ("c977m", Allocated::Shared, Allocated::Shared),
+        ("c6", new(true), Allocated::Existing),
+        ("c7", new(false), Allocated::Existing),
+    ] {
+        let mut manager = manager(two_nodes(), settings("", "0"), "");
+        let pod = pod("p", request);
+        let container = &pod.spec.as_ref().unwrap().containers[0];
+        for allocated in [first, second] {
+            assert_eq!(
+                manager.allocate(&pod, container, None),
+                Ok(allocated),
+                "{request}"
+            );
+        }
+        let has_exclusive = manager.has_exclusive(&"p".into());
+        assert_eq!(has_exclusive, first != Allocated::Shared, "{request}");
+    }
+}
+
+#[test]
+fn l4_exclusive_cpus_are_counted_by_numa_node() {
+    let manager = manager(two_nodes(), settings("full-pcpus-only=true", "0"), "1,3,4");
+    assert_eq!(manager.exclusive_by_numa_node(), BTreeMap::from([(0, 1), (1, 2)]));
+    assert!(manager.is_static());
+    assert_eq!(manager.options(), options("full-pcpus-only=true").unwrap());
+    let none = CpuManager::default();
+    assert!(!none.is_static() && none.exclusive_by_numa_node().is_empty());
+    assert_eq!(none.options(), Options::default());
+}
+
+#[test]
 fn l4_reserved_cpus_are_shared_and_never_assigned() {
     let mut manager = manager(single_socket_ht(), settings("", "0"), "");
     assert_eq!(manager.allocatable(), set("1-7"));
@@ -216,14 +250,61 @@ fn l4_hints_name_the_numa_nodes_with_enough_cpus() {
         ["1", "01?"],
         "as assigned"
     );
-    let more = self::pod("p", "c3");
-    let container = &more.spec.as_ref().unwrap().containers[0];
-    let changed = manager.hints(&more, container);
-    assert_eq!(
-        changed.get("cpu"),
-        Some(&Some(Vec::new())),
-        "not what is assigned"
-    );
+    assert_eq!(hints(&manager.pod_hints(&pod)), ["1", "01?"], "as assigned");
+    for request in ["c1", "c3"] {
+        let changed = self::pod("p", request);
+        let container = &changed.spec.as_ref().unwrap().containers[0];
+        for of in [manager.hints(&changed, container), manager.pod_hints(&changed)] {
+            assert_eq!(
+                of.get("cpu"),
+                Some(&Some(Vec::new())),
+                "{request}, not as assigned"
+            );
+        }
+    }
+    let fraction = self::pod("q", "c977m");
+    let container = &fraction.spec.as_ref().unwrap().containers[0];
+    for of in [manager.hints(&fraction, container), manager.pod_hints(&fraction)] {
+        assert!(of.is_empty(), "{of:?}");
+    }
+}
+
+#[test]
+fn l4_hints_count_the_cpus_of_init_containers_as_free() {
+    let mut manager = manager(two_nodes(), settings("", "0"), "");
+    let pod = pod("p", "i4 c6");
+    let spec = pod.spec.as_ref().unwrap();
+    let init = &spec.init_containers.as_ref().unwrap()[0];
+    manager.allocate(&pod, init, NumaMask::of([1])).unwrap();
+    for of in [manager.hints(&pod, &spec.containers[0]), manager.pod_hints(&pod)] {
+        assert_eq!(hints(&of), ["1", "01?"]);
+    }
+}
+
+#[test]
+fn l4_hints_of_as_few_sockets_as_possible_are_preferred_with_the_option() {
+    // Free are CPUs 2, 3 and 11, or most of NUMA nodes 0 to 2.
+    let (few, many) = ("1,4-10,12-79", "29-39,58-79");
+    for (of, others, request, expected) in [
+        (
+            "",
+            few,
+            "c2",
+            &["0", "01?", "02?", "03?", "012?", "013?", "023?", "0123?"][..],
+        ),
+        (
+            "align-by-socket=true",
+            few,
+            "c2",
+            &["0", "01", "02?", "03?", "012?", "013?", "023?", "0123?"],
+        ),
+        ("", many, "c41", &["012", "0123?"]),
+        ("align-by-socket=true", many, "c41", &["012", "0123"]),
+    ] {
+        let manager = manager(dual_socket_multi_numa_ht(), settings(of, "0"), others);
+        let hints = hints(&manager.pod_hints(&pod("p", request)));
+        assert_eq!(hints, expected, "{request} with {of:?}");
+    }
 }
 
 #[test]

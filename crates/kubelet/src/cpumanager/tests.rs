@@ -82,7 +82,16 @@ fn l4_cpus_are_taken_by_whole_groups_first() {
             ("0-79", 60, "0-29,40-69"),
             ("1-39,41-79", 60, "10-39,50-79"),
             ("0-79", 64, "0-29,40-69,30,31,70,71"),
+            ("10-39,50-79", 40, "20-39,60-79"),
         ],
+    );
+    // A NUMA node of two sockets; above, a socket has two NUMA nodes.
+    let multi_socket = topology(80, |n| [n % 40, n % 40 / 10, n % 40 / 20, 0]);
+    check(
+        &multi_socket,
+        packed,
+        false,
+        &[("10-39,50-79", 40, "20-39,60-79")],
     );
 }
 
@@ -123,8 +132,14 @@ fn l4_cpus_are_taken_from_one_uncore_cache_with_the_option() {
         &[
             ("2-3,10-11,4-7,12-15", 6, "4-6,12-14"),
             ("1-7,9-15", 10, "4-7,12-15,1,9"),
+            // One thread of the last core is left, if both are free.
+            ("0-6,8-14", 3, "4,5,12"),
+            ("0-6,8-11,13,14", 3, "4,5,13"),
         ],
     );
+    // Only core 1 has two threads, CPUs 0 and 1: on average a core has one, and a core's threads are not separated.
+    let hybrid = topology(6, |n| [n.max(1), 0, 0, n.min(2) / 2]);
+    check(&hybrid, packed, true, &[("0-5", 1, "2")]);
 }
 
 #[test]
@@ -154,6 +169,7 @@ fn l4_cpus_are_distributed_evenly_over_numa_nodes_with_the_option() {
     check_distributed(
         &dual_socket_multi_numa_ht(),
         &[
+            ("0-79", 40, 1, "0-19,40-59"),
             ("0-79", 26, 1, "0-6,10-16,40-45,50-55"),
             ("0-79", 26, 2, "0-6,10-15,40-46,50-55"),
             ("0-79", 62, 1, "0-7,10-17,20-27,30-37,40-47,50-57,60-66,70-76"),
@@ -182,6 +198,32 @@ fn l4_cpus_are_distributed_evenly_over_numa_nodes_with_the_option() {
     let available = "0,128,30,31,158,159,43-47,171-175,62,63,190,191,75-79,203-207,94,96,222,223,101-111,229-239,126,127,254,255";
     let taken = "43-47,75-79,96,101-105,171-174,203-206,229-232";
     check_distributed(&large, &[(available, 28, 1, taken)]);
+    // The remainder comes from the NUMA node with the most free CPUs only.
+    let three_nodes = topology(42, |n| [n, 0, n / 14, 0]);
+    check_distributed(&three_nodes, &[("0-11,14-26,28-41", 28, 1, "0-8,14-22,28-37")]);
+}
+
+#[test]
+fn l4_cpus_of_more_than_twelve_numa_nodes_are_packed() {
+    for (nodes, taken) in [(12, "0-2,4-6"), (13, "0-5")] {
+        let cpus = nodes * 4;
+        let of_four = topology(cpus, |n| [n, 0, n / 4, 0]);
+        let all = format!("0-{}", cpus - 1);
+        check_distributed(&of_four, &[(all.as_str(), 6, 1, taken)]);
+    }
+}
+
+#[test]
+fn l4_the_balance_is_the_standard_deviation_in_thousandths() {
+    for (free, balance) in [
+        (&[4, 4][..], "0"),
+        (&[2, 4, 4, 4, 5, 5, 7, 9], "2"),
+        (&[0, 1, 1], "0.471"),
+    ] {
+        let free: BTreeMap<u32, usize> = (0..).zip(free.iter().copied()).collect();
+        let deviation = super::distribution::deviation(&free);
+        assert_eq!(deviation.to_string(), balance, "{free:?}");
+    }
 }
 
 #[test]
@@ -191,6 +233,7 @@ fn l4_sets_of_cpus_are_read_and_written_as_the_kernel_does() {
         ("0", "0"),
         ("3,1-2,0", "0-3"),
         ("0-1,3,5-7", "0-1,3,5-7"),
+        ("65535", "65535"),
     ] {
         assert_eq!(cpuset::format(&cpuset::parse(text).unwrap()), written, "{text}");
     }
@@ -198,6 +241,7 @@ fn l4_sets_of_cpus_are_read_and_written_as_the_kernel_does() {
         ("1.3", "strconv.Atoi: parsing \"1.3\": invalid syntax"),
         ("1,", "strconv.Atoi: parsing \"\": invalid syntax"),
         ("3-1", "invalid range \"3-1\" (3 > 1)"),
+        ("65536", "strconv.Atoi: parsing \"65536\": value out of range"),
         (
             "0-4294967295",
             "strconv.Atoi: parsing \"4294967295\": value out of range",
@@ -244,8 +288,19 @@ fn l4_options_are_rejected_with_the_kubelets_messages() {
     ] {
         assert_eq!(options(given).unwrap_err().to_string(), message);
     }
+    for alone in [
+        "full-pcpus-only",
+        "distribute-cpus-across-numa",
+        "align-by-socket",
+        "distribute-cpus-across-cores",
+        "strict-cpu-reservation",
+        "prefer-align-cpus-by-uncorecache",
+    ] {
+        assert!(options(&format!("{alone}=true")).is_ok(), "{alone}");
+    }
     let aligned = options("align-by-socket=true").unwrap();
     assert!(aligned.validate(&dual_socket_multi_numa_ht(), false).is_ok());
+    assert!(aligned.validate(&dual_socket_ht(), false).is_ok());
     assert_eq!(
         aligned.validate(&dual_socket_multi_numa_ht(), true),
         Err(OptionError::SingleNumaNode)
