@@ -30,7 +30,7 @@ pub(super) fn violates_groups(machine: &MachineState, mask: NumaMask) -> bool {
         .iter()
         .filter_map(|node| machine.get(node))
         .filter(|n| n.number_of_assignments > 0);
-    !is_single && used.any(|n| n.cells.len() == 1 || !is_same_group(&n.cells, &nodes))
+    !is_single && used.any(|n| !is_same_group(&n.cells, &nodes))
 }
 
 /// The hints of all resources together: memory and huge pages come from the same nodes.

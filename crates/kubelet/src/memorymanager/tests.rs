@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::guaranteed;
-use crate::topologymanager::{Hint, NumaMask};
+use crate::topologymanager::{Hint, NumaMask, ProviderHints};
 
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
@@ -170,6 +170,95 @@ fn l4_memory_that_no_node_has_comes_from_a_group_of_nodes() {
 }
 
 #[test]
+fn l4_a_group_of_nodes_is_used_together_until_its_last_container_is_released() {
+    let mut manager = manager(4, 512 * MIB);
+    allocate(&mut manager, &pod("p", &[], &["768Mi"]), hint(&[], true)).unwrap();
+    assert!(manager.numa_nodes(&"p".into(), "c0").into_iter().eq([0, 1]));
+    // NUMA node 1 has enough free memory, but is in a group.
+    let small = pod("q", &[], &["256Mi"]);
+    let container = &small.spec.as_ref().unwrap().containers[0];
+    assert_eq!(
+        manager.hints(&small, container)[MEMORY].clone().unwrap(),
+        [
+            hint(&[2], true),
+            hint(&[3], true),
+            hint(&[0, 1], false),
+            hint(&[2, 3], false)
+        ]
+    );
+    allocate(&mut manager, &small, hint(&[0, 1], false)).unwrap();
+    let group = |manager: &MemoryManager| memory(manager)[..2].to_vec();
+    assert_eq!(
+        group(&manager),
+        [(0, 512, vec![0, 1], 2), (0, 512, vec![0, 1], 2)]
+    );
+    manager.release(&"p".into());
+    assert_eq!(
+        group(&manager),
+        [(512, 0, vec![0, 1], 1), (256, 256, vec![0, 1], 1)]
+    );
+    manager.release(&"q".into());
+    assert_eq!(group(&manager), [(512, 0, vec![0], 0), (512, 0, vec![1], 0)]);
+}
+
+#[test]
+fn l4_hints_of_assigned_memory_are_its_nodes_unless_the_request_has_changed() {
+    let mut manager = manager(2, 2 * GIB);
+    let check = |manager: &MemoryManager, pod: &Pod, nodes: &[Hint]| {
+        let expected = match nodes.is_empty() {
+            true => ProviderHints::new(),
+            false => ProviderHints::from([(MEMORY.to_string(), Some(nodes.to_vec()))]),
+        };
+        let container = &pod.spec.as_ref().unwrap().containers[0];
+        assert_eq!(manager.hints(pod, container), expected);
+        assert_eq!(manager.pod_hints(pod), expected);
+    };
+    let of = |memory: &str| pod("p", &[], &[memory]);
+    let each = [hint(&[0], true), hint(&[1], true), hint(&[0, 1], false)];
+    check(&manager, &of("1Gi"), &each);
+    check(&manager, &of("3Gi"), &[hint(&[0, 1], true)]);
+    check(&manager, &of("5Gi"), &[]);
+    allocate(&mut manager, &of("1Gi"), hint(&[1], true)).unwrap();
+    check(&manager, &of("1Gi"), &[hint(&[1], true)]);
+    check(&manager, &of("2Gi"), &[]);
+    check(&manager, &pod_with_huge("p", &[], &["1Gi"], "1Gi"), &[]);
+}
+
+#[test]
+fn l4_memory_of_deleted_pods_is_released() {
+    let mut manager = manager(1, 2 * GIB);
+    allocate(&mut manager, &pod("p", &[], &["1Gi"]), hint(&[0], true)).unwrap();
+    assert!(!manager.retain_pods(|uid| uid == "p"));
+    assert_eq!(memory(&manager), [(1024, 1024, vec![0], 1)]);
+    assert!(manager.retain_pods(|uid| uid != "p"));
+    assert_eq!(memory(&manager), [(2048, 0, vec![0], 0)]);
+}
+
+#[test]
+fn l4_allocatable_memory_is_listed_by_node_and_resource() {
+    let (mut nodes, reserved) = nodes(2, 2 * GIB);
+    for node in nodes.values_mut() {
+        node.huge_pages.insert("hugepages-2Mi".into(), 0);
+    }
+    let manager = MemoryManager::new_static(&nodes, &withheld(2), &reserved, State::default()).unwrap();
+    let block = |node: u32, resource: &str, bytes: u64| Block {
+        nodes: vec![node],
+        resource: resource.into(),
+        bytes,
+    };
+    assert_eq!(
+        manager.allocatable(),
+        [
+            block(0, HUGE, GIB),
+            block(0, MEMORY, 2 * GIB),
+            block(1, HUGE, GIB),
+            block(1, MEMORY, 2 * GIB)
+        ]
+    );
+    assert!(manager.is_static() && !MemoryManager::default().is_static());
+}
+
+#[test]
 fn l4_a_hint_with_too_little_memory_is_extended_or_the_pod_rejected() {
     let mut manager = manager(2, 512 * MIB);
     let huge = pod("p", &[], &["2Gi"]);
@@ -213,6 +302,19 @@ fn l4_memory_of_init_containers_is_reused_by_those_after_them() {
 }
 
 #[test]
+fn l4_memory_of_init_containers_on_other_nodes_is_not_reused() {
+    let mut manager = manager(2, 2 * GIB);
+    let pod = pod("p", &["1Gi"], &["1Gi"]);
+    for (node, container) in (0..).zip(guaranteed::containers(&pod)) {
+        manager.allocate(&pod, container, hint(&[node], true)).unwrap();
+    }
+    let of_container = (1024, 1024, vec![1], 1);
+    assert_eq!(memory(&manager), [(1024, 1024, vec![0], 1), of_container.clone()]);
+    assert!(manager.started(&pod, "c0"));
+    assert_eq!(memory(&manager), [(2048, 0, vec![0], 0), of_container]);
+}
+
+#[test]
 fn l4_reserved_memory_equals_the_memory_that_is_not_allocatable() {
     let (nodes, reserved) = nodes(2, GIB);
     let error = |withheld: &BTreeMap<String, u64>, reserved: &[ReservedMemory]| {
@@ -222,6 +324,11 @@ fn l4_reserved_memory_equals_the_memory_that_is_not_allocatable() {
     assert_eq!(
         error(&withheld(1), &reserved),
         "the total amount \"1073741824\" of type \"memory\" is not equal to the value \"536870912\" determined by Node \
+         Allocatable feature"
+    );
+    assert_eq!(
+        error(&withheld(1), &[]),
+        "the total amount \"0\" of type \"memory\" is not equal to the value \"536870912\" determined by Node \
          Allocatable feature"
     );
     assert_eq!(
@@ -266,6 +373,16 @@ fn l4_a_state_that_does_not_match_the_node_is_rejected() {
         (table.free, table.reserved) = (free, 2 * GIB - free);
     }
     assert!(restore(moved, 2 * GIB).is_ok());
+    let edits: [fn(&mut NodeState); 3] = [
+        |node| node.number_of_assignments += 1,
+        |node| node.cells = vec![0],
+        |node| node.memory_map.get_mut(MEMORY).unwrap().free += 1,
+    ];
+    for edit in edits {
+        let mut other = state.clone();
+        edit(other.machine.get_mut(&0).unwrap());
+        assert_eq!(restore(other, 2 * GIB), Err(StateError::OtherMachine));
+    }
     let mut other = state.clone();
     other.assigned.get_mut("p").unwrap().get_mut("c0").unwrap()[0].nodes = vec![0, 5];
     let no_node = StateError::NoNode("p".into(), "c0".into());
