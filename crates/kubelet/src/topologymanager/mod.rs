@@ -143,10 +143,6 @@ impl TopologyManager {
         })
     }
 
-    pub fn policy(&self) -> Policy {
-        self.policy
-    }
-
     /// The best hint of all providers, and whether the container (or pod) is admitted with it.
     pub fn merge(&self, providers: &[ProviderHints]) -> (Hint, bool) {
         if self.policy == Policy::None {

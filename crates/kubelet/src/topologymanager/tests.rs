@@ -210,6 +210,20 @@ fn l4_options_are_validated_with_the_kubelet_messages() {
 }
 
 #[test]
+fn l4_only_single_numa_node_guarantees_alignment() {
+    for (name, policy, guarantees) in [
+        ("none", Policy::None, false),
+        ("best-effort", Policy::BestEffort, false),
+        ("restricted", Policy::Restricted, false),
+        ("single-numa-node", Policy::SingleNumaNode, true),
+    ] {
+        assert_eq!((Policy::parse(name), policy.name()), (Some(policy), name));
+        assert_eq!(policy.guarantees_alignment(), guarantees, "{name}");
+    }
+    assert_eq!(Policy::parse("Restricted"), None);
+}
+
+#[test]
 fn l4_nodes_that_the_options_exclude_are_rejected() {
     let new = |options, nodes| TopologyManager::new(Policy::Restricted, options, nodes).map(drop);
     let many: Distances = (0..9).map(|n| (n, BTreeMap::new())).collect();
