@@ -11,10 +11,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use knarr_api::Shared;
 use knarr_api::k8s_openapi;
 use knarr_apimachinery::Result;
+use knarr_apimachinery::time::microseconds;
 use parking_lot::Mutex;
 use tokio::time::{Instant, sleep, timeout};
 use tracing::{debug, info, warn};
@@ -260,19 +261,15 @@ impl LeaderElector {
     }
 
     fn lease_spec(&self, old: Option<&LeaseSpec>) -> LeaseSpec {
-        let now = self.clock.now();
+        let now = microseconds(self.clock.now());
         let mine = old.is_some_and(|old| old.holder_identity.as_deref() == Some(&self.identity));
         let old = old.cloned().unwrap_or_default();
         let seconds = i32::try_from(self.config.lease_duration.as_secs()).unwrap_or(i32::MAX);
         LeaseSpec {
             holder_identity: Some(self.identity.clone()),
             lease_duration_seconds: Some(seconds),
-            renew_time: Some(MicroTime(now)),
-            acquire_time: if mine {
-                old.acquire_time
-            } else {
-                Some(MicroTime(now))
-            },
+            renew_time: Some(now.clone()),
+            acquire_time: if mine { old.acquire_time } else { Some(now) },
             lease_transitions: Some(
                 old.lease_transitions.unwrap_or(0) + i32::from(!mine && old.renew_time.is_some()),
             ),

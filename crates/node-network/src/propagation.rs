@@ -15,7 +15,6 @@ use std::time::Duration;
 
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{self as core, ConfigMap};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use knarr_api::k8s_openapi;
 use knarr_api::kinds::pod::is_ready;
 use knarr_api::propagation::{CONFIG_MAP, Propagation, REVISION};
@@ -23,6 +22,7 @@ use knarr_api::registry;
 use knarr_api::{Object, ObjectKey};
 use knarr_apimachinery::Error;
 use knarr_apimachinery::ids::NodeName;
+use knarr_apimachinery::time::microseconds;
 use knarr_client::informer::{self, ReflectorStore, Scope};
 use knarr_client::{Api, Clock, NETWORK_NAMESPACE};
 use knarr_network::catalog::Catalog;
@@ -292,7 +292,7 @@ impl Reporter {
         }
         let annotations = lease.metadata.annotations.get_or_insert_default();
         annotations.insert(REVISION.into(), revision.to_string());
-        lease.spec.get_or_insert_default().renew_time = Some(MicroTime(self.clock.now()));
+        lease.spec.get_or_insert_default().renew_time = Some(microseconds(self.clock.now()));
         self.lease = Some(lease::write(&*self.api, lease).await?);
         Ok(())
     }

@@ -5,12 +5,13 @@ use std::time::Duration;
 
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::api::core::v1 as core;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta, OwnerReference};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use knarr_api::registry::Registered;
 use knarr_api::well_known::NODE_LEASE_NAMESPACE;
 use knarr_api::{Shared, k8s_openapi};
 use knarr_apimachinery::Error;
 use knarr_apimachinery::ids::NodeName;
+use knarr_apimachinery::time::microseconds;
 use knarr_client::{Api, Clock, TypedApi};
 use tracing::debug;
 
@@ -93,7 +94,7 @@ impl LeaseRenewal {
         lease.spec = Some(LeaseSpec {
             holder_identity: Some(name.to_string()),
             lease_duration_seconds: Some(self.config.configuration.node_lease_duration_seconds),
-            renew_time: Some(MicroTime(self.clock.now())),
+            renew_time: Some(microseconds(self.clock.now())),
             ..lease.spec.unwrap_or_default()
         });
         own(&mut lease, name, node_uid);
