@@ -9,7 +9,7 @@ use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Node, ObjectReference, Pod};
 use k8s_openapi::api::storage::v1::VolumeAttachment;
 use knarr_api::registry::Registered;
-use knarr_api::{AnyObject, k8s_openapi, registry};
+use knarr_api::{AnyObject, Object, k8s_openapi, registry};
 use knarr_apimachinery::finalizer::contains as has_finalizer;
 use knarr_client::custom_kinds::kind_of;
 use knarr_client::{
@@ -305,6 +305,7 @@ impl Executor {
             }
             LiveCheck::NoneHeld {
                 namespace,
+                owner,
                 uids,
                 finalizer,
             } => {
@@ -315,7 +316,8 @@ impl Executor {
                     ..ListOptions::default()
                 };
                 let pods = self.api.list(kind, options).await.map_err(&failure)?;
-                let mut items = pods.items.iter().filter(|o| uids.contains(o.uid()));
+                let is_one = |o: &Object| o.controller_uid() == owner && uids.contains(o.uid());
+                let mut items = pods.items.iter().filter(|o| is_one(o));
                 match items.find(|o| has_finalizer(o.metadata(), finalizer)) {
                     None => Ok(()),
                     Some(held) => {

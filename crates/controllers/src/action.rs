@@ -77,9 +77,11 @@ pub enum LiveCheck {
         uid: String,
         finalizer: &'static str,
     },
-    /// No pod of the namespace with one of these uids has this finalizer.
+    /// No pod of the namespace with this controller and one of these uids has this finalizer.
     NoneHeld {
         namespace: String,
+        /// The uid of the controller.
+        owner: String,
         uids: BTreeSet<String>,
         finalizer: &'static str,
     },
@@ -331,6 +333,7 @@ impl fmt::Display for Action {
                 namespace,
                 uids,
                 finalizer,
+                ..
             }) => {
                 write!(
                     f,

@@ -3,6 +3,7 @@
 mod cluster;
 mod deletion;
 mod devices;
+mod live_checks;
 mod podautoscaling;
 mod rebalancing;
 mod replicaset;

@@ -4,7 +4,8 @@
 //! The caches of Jobs and of pods differ in age, most of all in a new leader. Where that of pods is older, it may have a pod with the
 //! finalizer that was counted already, and may not have a pod yet whose uid is in the status. Either would be counted twice: a pod is
 //! recorded only after a live read has found the finalizer, and the uid of a pod that is not in the cache is counted only after a live
-//! read has found no pod of that uid with it.
+//! read has found no pod of the Job and that uid with it. A pod that the Job does not control any more is none of these: it may keep the
+//! finalizer for as long as the Job exists.
 
 use std::collections::BTreeSet;
 
@@ -155,6 +156,7 @@ impl<'a> SyncJob<'a> {
         (!uids.is_empty()).then(|| {
             Action::Require(LiveCheck::NoneHeld {
                 namespace: self.job.object().namespace().into(),
+                owner: self.job.object().uid().into(),
                 uids,
                 finalizer: pods::FINALIZER,
             })
