@@ -289,10 +289,13 @@ impl SyncDaemonSet<'_> {
                 );
             }
         }
-        managed.actions = events;
-        managed
-            .actions
-            .extend(self.sync_nodes(pods_to_delete, nodes_needing_pods));
+        managed.actions = self.sync_nodes(pods_to_delete, nodes_needing_pods);
+        // They are about pods that are deleted, which is the last action: a sync whose live read fails records none.
+        if !events.is_empty() {
+            let deletions = managed.actions.pop();
+            managed.actions.extend(events);
+            managed.actions.extend(deletions);
+        }
         managed
     }
 

@@ -254,10 +254,12 @@ fn misplaced_pods_are_deleted_and_failed_ones_are_replaced_not_too_often() {
     let actions = lines(&world.run(&DaemonSets, KEY, at(5)));
     assert!(actions.contains(&"requeue after 8s".to_string()), "{actions:?}");
     let actions = lines(&world.run(&DaemonSets, KEY, at(13)));
+    let position = |start: &str| actions.iter().position(|l| l.starts_with(start));
+    let read = position("require daemonsets a/d of generation");
+    let event = position("event FailedDaemonPod: Found failed daemon pod a/d-");
     assert!(
-        actions
-            .iter()
-            .any(|l| l.starts_with("event FailedDaemonPod: Found failed daemon pod a/d-"))
+        read.is_some() && read < event && event < position("delete pods"),
+        "{actions:?}"
     );
     assert_eq!(sync(&mut world, 13).len(), 1);
 }
