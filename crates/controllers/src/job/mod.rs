@@ -122,6 +122,7 @@ impl Controller for Jobs {
             failed: None,
             kept: BTreeMap::new(),
             actions: Vec::new(),
+            claims: 0,
             wait: None,
         };
         if context.failure.is_some() {
@@ -129,6 +130,7 @@ impl Controller for Jobs {
             return Vec::new();
         }
         sync.actions = tracked(claimed.actions);
+        sync.claims = sync.actions.len();
         sync.run();
         sync.actions.extend(sync.wait.map(Action::RequeueAfter));
         sync.actions
@@ -175,6 +177,8 @@ struct SyncJob<'a> {
     /// By index: the failed pod that is kept until its successor has its number of failures (upstream: podsWithDelayedDeletionPerIndex).
     kept: BTreeMap<i32, &'a Shared<Pod>>,
     actions: Vec<Action>,
+    /// How many of the actions adopt or release pods: they are the first.
+    claims: usize,
     wait: Option<Duration>,
 }
 

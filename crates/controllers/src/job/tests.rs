@@ -234,6 +234,19 @@ fn a_pod_is_recorded_and_counted_after_live_reads_unless_the_cache_has_it_withou
     }
 }
 
+/// The cache of pods may have a failed one that was counted already, with which the failures are more than the limit.
+#[test]
+fn pods_are_deleted_only_after_the_live_reads_of_the_finished_ones() {
+    let mut world = start(json!({"completions": 2, "parallelism": 2, "backoffLimit": 0}));
+    settle(&mut world, 0);
+    let failed = active(&world)[0].clone();
+    end(&mut world, &failed, "Failed", 1, 1);
+    let done = lines(&world.run(&Jobs, KEY, at(1)));
+    let position = |part: &str| done.iter().position(|l| l.contains(part));
+    let read = position("with batch.kubernetes.io/job-tracking");
+    assert!(read.is_some() && read < position("delete pods"), "{done:?}");
+}
+
 #[test]
 fn failures_back_off_and_fail_the_job_beyond_the_limit() {
     let mut world = start(json!({"backoffLimit": 1}));

@@ -132,8 +132,12 @@ impl<'a> SyncJob<'a> {
         if self.job.status.as_ref() != Some(&self.status) {
             let mut changed = (**self.job).clone();
             changed.status = Some(self.status.clone());
+            // Pods are deleted, too, by the numbers of finished ones that the caches have: the live reads come before that. A pod that is
+            // released loses its finalizer first.
+            let decided = self.actions.split_off(self.claims);
             self.actions.extend(recorded.into_iter().map(require_tracked));
             self.actions.extend(self.require_absent_untracked());
+            self.actions.extend(decided);
             self.actions.push(Action::update_status(changed));
         }
         self.actions.extend(events);
