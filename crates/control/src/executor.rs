@@ -1,5 +1,6 @@
 //! Carries actions out through the [`Api`], in order, and stops at the first that fails. It chooses nothing.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,7 +18,7 @@ use knarr_client::{
     Propagation, Result,
 };
 use knarr_controllers::action::{
-    Action, Create, Delete, Dependents, Failure, LiveCheck, Release, Report, Verb,
+    Action, Create, Delete, Dependents, Failure, LiveCheck, Release, Report, Verb, only_name,
 };
 use knarr_controllers::csi_attach;
 use knarr_controllers::node::eviction::has_taints;
@@ -283,25 +284,38 @@ impl Executor {
                 Err(failure(Error::conflict(kind.resource_ref(&key.name), why)))
             }
             LiveCheck::Held {
-                kind,
-                key,
-                uid,
+                namespace,
+                pods,
                 finalizer,
             } => {
-                // A list of one: Kubernetes' role of the job controller has no `get` of pods.
+                // One list, whatever their number: Kubernetes' role of the job controller has no `get` of pods. The API server finds the
+                // pod of one name without a scan.
+                let kind = &registry::POD;
+                let field_selector = only_name(&pods).map(|name| format!("metadata.name={name}"));
                 let options = ListOptions {
-                    namespace: key.namespace.clone(),
-                    field_selector: format!("metadata.name={}", key.name),
+                    namespace,
+                    field_selector: field_selector.unwrap_or_default(),
                     ..ListOptions::default()
                 };
-                let failure = failure(Verb::Require, &kind, &key.name);
-                let found = self.api.list(&kind, options).await.map_err(&failure)?;
-                let mut items = found.items.iter().filter(|o| o.uid() == uid);
-                if items.any(|o| has_finalizer(o.metadata(), finalizer)) {
-                    return Ok(());
+                let failure = failure(Verb::Require, kind, "");
+                let found = self.api.list(kind, options).await.map_err(&failure)?;
+                let is_held = |o: &Object| {
+                    pods.get(o.name()).is_some_and(|uid| uid == o.uid())
+                        && has_finalizer(o.metadata(), finalizer)
+                };
+                let held: BTreeSet<&str> = found
+                    .items
+                    .iter()
+                    .filter(|o| is_held(o))
+                    .map(|o| o.name())
+                    .collect();
+                match pods.keys().find(|name| !held.contains(name.as_str())) {
+                    None => Ok(()),
+                    Some(name) => {
+                        let why = format!("it has no finalizer {finalizer}");
+                        Err(failure(Error::conflict(kind.resource_ref(name), &why)))
+                    }
                 }
-                let why = format!("it has no finalizer {finalizer}");
-                Err(failure(Error::conflict(kind.resource_ref(&key.name), &why)))
             }
             LiveCheck::NoneHeld {
                 namespace,

@@ -1,7 +1,7 @@
 //! The actions that a controller returns, as data: the executor carries them out in order, makes no decisions, and
 //! stops at the first that fails.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::time::Duration;
 
@@ -70,11 +70,11 @@ pub enum LiveCheck {
         uid: String,
         generation: Option<i64>,
     },
-    /// This object exists, with this uid, and has this finalizer.
+    /// Each of these pods exists, with its uid, and has this finalizer.
     Held {
-        kind: Kind,
-        key: ObjectKey,
-        uid: String,
+        namespace: String,
+        /// The uids by the names.
+        pods: BTreeMap<String, String>,
         finalizer: &'static str,
     },
     /// No pod of the namespace with this controller and one of these uids has this finalizer.
@@ -266,6 +266,12 @@ pub fn reference(object: &Object) -> ObjectReference {
     }
 }
 
+/// The name of the pod, if there is only one; the uids of pods by their names, as in [`LiveCheck::Held`].
+pub fn only_name(pods: &BTreeMap<String, String>) -> Option<&str> {
+    let mut names = pods.keys();
+    names.next().filter(|_| pods.len() == 1).map(String::as_str)
+}
+
 /// One line, for logs and for tests: `create replicasets default/web-abc`.
 impl fmt::Display for Action {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -325,10 +331,13 @@ impl fmt::Display for Action {
                 write!(f, "require {} {key} of generation {generation}", kind.plural())
             }
             Action::Require(LiveCheck::Held {
-                kind, key, finalizer, ..
-            }) => {
-                write!(f, "require {} {key} with {finalizer}", kind.plural())
-            }
+                namespace,
+                pods,
+                finalizer,
+            }) => match only_name(pods) {
+                Some(name) => write!(f, "require pods {namespace}/{name} with {finalizer}"),
+                None => write!(f, "require {} pods of {namespace} with {finalizer}", pods.len()),
+            },
             Action::Require(LiveCheck::NoneHeld {
                 namespace,
                 uids,

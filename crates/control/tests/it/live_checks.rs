@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used)]
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use k8s_openapi::api::apps::v1::ReplicaSet;
@@ -85,16 +86,14 @@ async fn a_pod_is_held_by_its_finalizer_and_by_the_controller_that_it_has() {
     let uid = read.object().uid();
     // Whether it is being deleted, is held, and whether none of the Job's is held.
     let found = async |uid: &str| {
-        let (kind, key) = (registry::POD.clone(), ObjectKey::new("a", "p"));
         let deleting = LiveCheck::Deleting {
-            kind: kind.clone(),
-            key: key.clone(),
+            kind: registry::POD.clone(),
+            key: ObjectKey::new("a", "p"),
             uid: uid.into(),
         };
         let held = LiveCheck::Held {
-            kind,
-            key,
-            uid: uid.into(),
+            namespace: "a".into(),
+            pods: [("p".to_string(), uid.to_string())].into(),
             finalizer: FINALIZER,
         };
         let none_held = LiveCheck::NoneHeld {
@@ -132,6 +131,42 @@ async fn a_pod_is_held_by_its_finalizer_and_by_the_controller_that_it_has() {
     });
     released.await.unwrap();
     assert_eq!(found(uid).await, [false, false, true], "it is removed");
+}
+
+#[tokio::test(start_paused = true)]
+async fn pods_are_held_if_each_of_them_is() {
+    let checks = Checks::new();
+    for (name, finalizers) in [
+        ("p", json!([FINALIZER])),
+        ("q", json!([FINALIZER])),
+        ("r", json!([])),
+    ] {
+        let meta = json!({"namespace": "a", "name": name, "finalizers": finalizers});
+        create::<Pod>(&checks.api, json!({"metadata": meta, "spec": {"containers": []}})).await;
+    }
+    for (names, removed, holds) in [
+        ("p", "", true),
+        ("p q", "", true),
+        ("p r", "", false),
+        ("r", "", false),
+        ("p q", "q", false),
+    ] {
+        let mut pods = BTreeMap::new();
+        for name in names.split(' ') {
+            let pod = checks.api.get_as::<Pod>("a", name).await.unwrap();
+            let uid = match name == removed {
+                true => "removed",
+                false => pod.object().uid(),
+            };
+            pods.insert(name.to_string(), uid.to_string());
+        }
+        let check = LiveCheck::Held {
+            namespace: "a".into(),
+            pods,
+            finalizer: FINALIZER,
+        };
+        assert_eq!(checks.holds(check).await, holds, "{names} {removed}");
+    }
 }
 
 #[tokio::test(start_paused = true)]

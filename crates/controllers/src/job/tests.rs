@@ -232,6 +232,13 @@ fn a_pod_is_recorded_and_counted_after_live_reads_unless_the_cache_has_it_withou
             "{phase}: it has no finalizer any more"
         );
     }
+    let mut world = start(json!({"completions": 2, "parallelism": 2}));
+    settle(&mut world, 0);
+    for pod in active(&world) {
+        end(&mut world, &pod, "Succeeded", 0, 1);
+    }
+    let one_read = "require 2 pods of a with batch.kubernetes.io/job-tracking";
+    assert_eq!(checks(&world, 1), [one_read]);
 }
 
 /// The cache of pods may have a failed one that was counted already, with which the failures are more than the limit.

@@ -11,9 +11,7 @@ use std::collections::BTreeSet;
 
 use k8s_openapi::api::batch::v1::JobCondition;
 use k8s_openapi::api::core::v1::Pod;
-use knarr_api::k8s_openapi;
-use knarr_api::registry;
-use knarr_api::{ObjectKey, Shared};
+use knarr_api::{Shared, k8s_openapi};
 use knarr_apimachinery::time::seconds;
 
 use super::conditions::{condition, set_condition};
@@ -135,7 +133,7 @@ impl<'a> SyncJob<'a> {
             // Pods are deleted, too, by the numbers of finished ones that the caches have: the live reads come before that. A pod that is
             // released loses its finalizer first.
             let decided = self.actions.split_off(self.claims);
-            self.actions.extend(recorded.into_iter().map(require_tracked));
+            self.actions.extend(require_tracked(&recorded));
             self.actions.extend(self.require_absent_untracked());
             self.actions.extend(decided);
             self.actions.push(Action::update_status(changed));
@@ -204,12 +202,13 @@ impl<'a> SyncJob<'a> {
     }
 }
 
-/// The check of a pod that is about to be recorded in the status.
-fn require_tracked(pod: &Shared<Pod>) -> Action {
-    Action::Require(LiveCheck::Held {
-        kind: registry::POD.clone(),
-        key: ObjectKey::of(pod.object()),
-        uid: pod.object().uid().into(),
+/// The check of the pods that are about to be recorded in the status, if there are any.
+fn require_tracked(recorded: &[&Shared<Pod>]) -> Option<Action> {
+    let first = recorded.first()?.object();
+    let of = |pod: &&Shared<Pod>| (pod.object().name().to_string(), pod.object().uid().to_string());
+    Some(Action::Require(LiveCheck::Held {
+        namespace: first.namespace().into(),
+        pods: recorded.iter().map(of).collect(),
         finalizer: pods::FINALIZER,
-    })
+    }))
 }
