@@ -42,12 +42,14 @@ use super::pod_runtime::PodRuntime;
 use super::remove::remove_logs;
 use super::resize::Resizer;
 use super::resource_managers::ResourceManagers;
+use super::retry::RETRY;
 use super::runtime_snapshot::RunningPod;
 use super::static_pods::{MirrorPods, TerminatedStaticPods};
 use super::status::{Origin, Write};
 use super::wall_clock::WallClock;
 use super::{sandbox, status};
 use crate::probe;
+use crate::runtime::{ContainerDetail, RuntimeError};
 use crate::volumes::Volumes;
 
 /// What the worker of a pod carries out its actions with.
@@ -388,7 +390,7 @@ impl PodWorker {
             if running && self.machine.is_latest_run(&container.id) {
                 continue;
             }
-            match self.context.runtime.container(&container.id).await {
+            match self.detail(&container.id, first).await {
                 Ok(detail) => {
                     container.state = match self.context.exits.of_detail(&pod, &detail).await {
                         Some(exit) => ContainerState::Exited(exit),
@@ -414,6 +416,22 @@ impl PodWorker {
             since,
             sandboxes,
             containers,
+        }
+    }
+
+    /// The detail of a listed container. A kubelet that has just started asks a runtime that fails again: without its exit, a container
+    /// that has exited would be reported as running.
+    async fn detail(&self, id: &ContainerId, first: bool) -> Result<ContainerDetail, RuntimeError> {
+        let (mut wait, longest) = RETRY;
+        loop {
+            match self.context.runtime.container(id).await {
+                Err(error) if first && !error.is_not_found() && wait < longest => {
+                    debug!(container = %id, %error, "cannot read a container yet");
+                }
+                answer => return answer,
+            }
+            sleep(wait).await;
+            wait *= 2;
         }
     }
 
