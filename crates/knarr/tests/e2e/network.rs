@@ -144,6 +144,9 @@ fn start(agents: u8, far: u8, agent_flags: &[&str]) -> Result<Fleet, Failed> {
     }
 }
 
+/// How often kubectl's exec is tried if it loses output.
+const FETCH_ATTEMPTS: usize = 4;
+
 fn five_nodes() -> Outcome {
     let fleet = start(5, u8::try_from(two_networks::FAR)?, &[])?;
     let check = || -> Outcome {
@@ -159,8 +162,14 @@ fn use_tiers(fleet: &Fleet) -> Outcome {
     for workload in ["daemonset/web", "deployment/api", "statefulset/store"] {
         fleet.run(&["rollout", "status", workload, "--timeout=120s"])?;
     }
-    // What a pod of an app gets from a URL.
-    let fetch = |from: &str, url: &str| fleet.kubectl(&["exec", from, "--", "wget", "-qO-", url]);
+    // What a pod of an app gets from a URL. kubectl 1.32 may lose output that arrives before it expects any, and says so.
+    let fetch = |from: &str, url: &str| {
+        let once = || fleet.kubectl(&["exec", from, "--", "wget", "-qO-", url]);
+        (1..FETCH_ATTEMPTS)
+            .map(|_| once())
+            .find(|got| !got.as_ref().is_ok_and(|text| text.contains("discarding message")))
+            .unwrap_or_else(once)
+    };
     for (from, url, expected) in [
         ("daemonset/web", "http://api", "api"),
         ("daemonset/web", "http://api.default.svc.cluster.local", "api"),
