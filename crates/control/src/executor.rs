@@ -259,14 +259,10 @@ impl Executor {
                 }
             }
             LiveCheck::Deleting { kind, key, uid } => {
-                let failure = failure(Verb::Require, &kind, &key.name);
-                let live = self.api.get(&kind, &key.namespace, &key.name).await;
-                let live = live.map_err(&failure)?;
-                if live.uid() == uid && live.metadata().deletion_timestamp.is_some() {
-                    return Ok(());
-                }
+                let is_deleting =
+                    |live: &Object| live.uid() == uid && live.metadata().deletion_timestamp.is_some();
                 let why = "it is not being deleted";
-                Err(failure(Error::conflict(kind.resource_ref(&key.name), why)))
+                self.require_object(&kind, &key, is_deleting, why).await
             }
             LiveCheck::Generation {
                 kind,
@@ -274,14 +270,9 @@ impl Executor {
                 uid,
                 generation,
             } => {
-                let failure = failure(Verb::Require, &kind, &key.name);
-                let live = self.api.get(&kind, &key.namespace, &key.name).await;
-                let live = live.map_err(&failure)?;
-                if live.uid() == uid && live.metadata().generation == generation {
-                    return Ok(());
-                }
+                let is_same = |live: &Object| live.uid() == uid && live.metadata().generation == generation;
                 let why = "its spec has changed";
-                Err(failure(Error::conflict(kind.resource_ref(&key.name), why)))
+                self.require_object(&kind, &key, is_same, why).await
             }
             LiveCheck::Held {
                 namespace,
@@ -472,19 +463,31 @@ impl Executor {
         }
     }
 
+    /// Requires that an object exists and is as the decision assumes; `why` says what it is otherwise.
+    async fn require_object(
+        &self,
+        kind: &Kind,
+        key: &ObjectKey,
+        holds: impl Fn(&Object) -> bool + Send,
+        why: &str,
+    ) -> Result<(), Box<Failure>> {
+        let failure = failure(Verb::Require, kind, &key.name);
+        let live = self.api.get(kind, &key.namespace, &key.name).await;
+        if holds(&*live.map_err(&failure)?) {
+            return Ok(());
+        }
+        Err(failure(Error::conflict(kind.resource_ref(&key.name), why)))
+    }
+
     async fn require_node(
         &self,
         node: &str,
         holds: impl Fn(&Node) -> bool + Send,
         why: &str,
     ) -> Result<(), Box<Failure>> {
-        let kind = &registry::NODE;
-        let failure = failure(Verb::Require, kind, node);
-        let live = self.api.get(kind, "", node).await.map_err(&failure)?;
-        if live.get::<Node>().is_some_and(holds) {
-            return Ok(());
-        }
-        Err(failure(Error::conflict(kind.resource_ref(node), why)))
+        let key = ObjectKey::new("", node);
+        let holds = move |live: &Object| live.get::<Node>().is_some_and(&holds);
+        self.require_object(&registry::NODE, &key, holds, why).await
     }
 
     async fn require_none_left(&self, kind: &Kind, namespace: String) -> Result<(), Box<Failure>> {
