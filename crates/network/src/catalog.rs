@@ -306,7 +306,8 @@ impl Catalog {
         namespace: &str,
         labels: &BTreeMap<String, String>,
         is_ready: bool,
-        (pod_uid, addresses): (&str, &[IpAddr]),
+        pod_uid: &str,
+        addresses: &[IpAddr],
     ) -> bool {
         self.offering(namespace, labels, is_ready).any(|entry| {
             !entry

@@ -126,7 +126,7 @@ impl EndpointPropagation {
             let has_reached = |marked| reached.slices.is_some_and(|slices| slices >= marked);
             !catalog.may_offer(namespace, labels, is_ready)
                 || marked.is_none_or(has_reached)
-                    && !catalog.may_offer_later(namespace, labels, is_ready, (uid, &addresses[..]))
+                    && !catalog.may_offer_later(namespace, labels, is_ready, uid, &addresses)
         };
         loop {
             self.catalog

@@ -265,8 +265,7 @@ fn b7_a_deleted_pod_may_be_offered_later_until_each_service_has_it_as_terminatin
         });
         catalog.apply_service(&serde_json::from_value(service).unwrap());
     }
-    let may =
-        |catalog: &Catalog, is_ready| catalog.may_offer_later("ns", &labels, is_ready, ("uid-p", &[ip][..]));
+    let may = |catalog: &Catalog, is_ready| catalog.may_offer_later("ns", &labels, is_ready, "uid-p", &[ip]);
     assert!(!may(&catalog, false), "it is not ready");
     let endpoint = |conditions: Value| json!([{"addresses": ["10.1.0.1"], "conditions": conditions}]);
     let ready = endpoint(json!({"ready": true}));
